@@ -1,0 +1,70 @@
+# Helpers that keep every room's CMakeLists.txt to a few lines.
+
+option(KVASIR_WERROR "Treat warnings as errors" ON)
+set(KVASIR_SANITIZE "" CACHE STRING "Sanitizers for every target, e.g. address;undefined")
+option(KVASIR_FUZZ "Build libFuzzer targets (needs clang)" OFF)
+
+add_library(kvasir_flags INTERFACE)
+target_compile_options(kvasir_flags INTERFACE
+  -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wold-style-cast -Wconversion -Wno-sign-conversion
+  $<$<BOOL:${KVASIR_WERROR}>:-Werror>)
+if(KVASIR_SANITIZE)
+  list(JOIN KVASIR_SANITIZE "," _san)
+  target_compile_options(kvasir_flags INTERFACE -fsanitize=${_san} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(kvasir_flags INTERFACE -fsanitize=${_san})
+endif()
+if(KVASIR_FUZZ)
+  target_compile_options(kvasir_flags INTERFACE -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
+  target_link_options(kvasir_flags INTERFACE -fsanitize=address,undefined)
+endif()
+
+# kvasir_rooms(DIR…): add each folder that has a CMakeLists.txt.
+function(kvasir_rooms)
+  foreach(dir ${ARGN})
+    if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${dir}/CMakeLists.txt)
+      add_subdirectory(${dir})
+    endif()
+  endforeach()
+endfunction()
+
+# kvasir_library(NAME SOURCES… LIBS…): a static library `kvasir_NAME`, included as "NAME/…".
+function(kvasir_library name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LIBS" ${ARGN})
+  add_library(kvasir_${name} STATIC ${arg_SOURCES})
+  target_include_directories(kvasir_${name} PUBLIC ${CMAKE_SOURCE_DIR}/src)
+  target_link_libraries(kvasir_${name} PUBLIC ${arg_LIBS} PRIVATE $<BUILD_INTERFACE:kvasir_flags>)
+endfunction()
+
+# kvasir_test(NAME SOURCES… LIBS… [TIMEOUT s] [LABELS…]): one GoogleTest program, one ctest entry.
+function(kvasir_test name)
+  if(NOT BUILD_TESTING)
+    return()
+  endif()
+  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LIBS;LABELS" ${ARGN})
+  find_package(GTest REQUIRED)
+  add_executable(${name} ${arg_SOURCES})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/test-bin)
+  target_link_libraries(${name} PRIVATE ${arg_LIBS} GTest::gmock GTest::gtest_main kvasir_flags)
+  add_test(NAME ${name} COMMAND ${name})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}"
+    ENVIRONMENT "KVASIR_SOURCE_DIR=${CMAKE_SOURCE_DIR};KVASIR_BUILD_DIR=${CMAKE_BINARY_DIR}")
+endfunction()
+
+# kvasir_fuzz(NAME SOURCE LIBS…): with clang a libFuzzer program; with GCC a replay of its
+# corpus (fuzz/corpus/NAME) that runs as an ordinary test.
+function(kvasir_fuzz name source)
+  add_executable(fuzz_${name} ${source})
+  target_link_libraries(fuzz_${name} PRIVATE ${ARGN} kvasir_flags)
+  if(KVASIR_FUZZ)
+    target_link_options(fuzz_${name} PRIVATE -fsanitize=fuzzer)
+  else()
+    target_sources(fuzz_${name} PRIVATE ${CMAKE_SOURCE_DIR}/fuzz/replay_main.cc)
+    if(BUILD_TESTING)
+      add_test(NAME fuzz_replay_${name} COMMAND fuzz_${name} ${CMAKE_SOURCE_DIR}/fuzz/corpus/${name})
+      set_tests_properties(fuzz_replay_${name} PROPERTIES TIMEOUT 60)
+    endif()
+  endif()
+endfunction()
