@@ -1,0 +1,103 @@
+// Dispatch: one call per MoE layer ("round") turns (rows, experts) into expert outputs,
+// whatever the workers do meanwhile.
+//
+// A Dispatcher is one per process (plugin): it knows the workers, keeps one control
+// connection to each (HELLO, HOLDINGS, PING) and the route table, on a thread of its own.
+// A RoundDriver is one per ggml backend instance: its caller's thread drives the data
+// connections of its own rounds. Dispatcher outlives its drivers.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "wire/messages.h"
+
+namespace kvasir::dispatch {
+
+enum class LocalPolicy {
+  kFallback,  // pairs no worker answers in time are computed here
+  kNever,     // …fail the round
+  kOnly,      // everything is computed here; workers are not contacted
+};
+
+struct WorkerAddress {
+  std::string host;
+  std::uint16_t port = 0;
+  std::string fingerprint;  // pinned certificate, hex SHA-256; empty: none given
+};
+// "host:port[#fingerprint],…"
+Result<std::vector<WorkerAddress>> parse_workers(std::string_view text);
+
+struct Options {
+  std::vector<WorkerAddress> workers;
+  std::string token;
+  LocalPolicy local = LocalPolicy::kFallback;
+  wire::Numerics numerics = wire::Numerics::kExact;
+  wire::NumericsId numerics_id;
+  // The first round waits this long for workers that are still connecting.
+  Nanos connect_wait = std::chrono::seconds(5);
+  // Lines for the user ("worker x:y lost: …; its pairs are computed elsewhere."); any thread.
+  std::function<void(std::string)> log;
+};
+
+// Read at any time from any thread; each value is monotonic.
+struct Stats {
+  std::uint64_t rounds = 0;
+  std::uint64_t pairs_remote = 0;
+  std::uint64_t pairs_local = 0;
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t bytes_received = 0;
+  std::uint64_t hedges = 0;
+  std::uint64_t late_answers = 0;      // answers nobody waited for any more
+  std::uint64_t invalid_answers = 0;   // wrong shape, NaN, checksum
+  std::uint64_t workers_lost = 0;      // connections that ended unasked
+  std::uint64_t reconnects = 0;
+  std::uint64_t round_ns_sum = 0;      // wall time inside rounds
+  std::uint64_t workers_up = 0;        // gauge
+};
+
+// The experts of one (layer, group), registered once; the handle is cheap to copy.
+struct Layer {
+  std::uint32_t recipe_id = 0;  // process-wide, also the wire's
+  wire::LayerId layer_id{};
+  std::uint32_t layer = 0;
+  wire::Recipe recipe;
+};
+
+struct Round {
+  const Layer* layer = nullptr;
+  const float* rows = nullptr;     // row r at rows + r * row_stride
+  std::size_t row_stride = 0;      // floats
+  std::uint32_t n_rows = 0;
+  std::span<const wire::Pair> pairs;  // experts are the model's ids, < recipe.n_expert
+  float* out = nullptr;            // pair i at out + i * n_embd
+};
+
+// Computes `pairs[index]` for each index given into round.out; all uses of an expert that
+// are missing are passed in one call, so that exact numerics hold.
+using LocalCompute = std::function<Status(const Round& round, std::span<const std::uint32_t> indices)>;
+
+class RoundDriver {
+ public:
+  virtual ~RoundDriver() = default;
+  // Returns when every pair's output is written, or the error that fails the request.
+  virtual Status run(const Round& round, const LocalCompute& local) = 0;
+};
+
+class Dispatcher {
+ public:
+  static Result<std::unique_ptr<Dispatcher>> create(Options options);
+  virtual ~Dispatcher() = default;
+
+  virtual const Layer& register_layer(const wire::LayerId& id, std::uint32_t layer, const wire::Recipe& recipe) = 0;
+  virtual std::unique_ptr<RoundDriver> make_driver() = 0;
+  virtual Stats stats() const = 0;
+};
+
+}  // namespace kvasir::dispatch

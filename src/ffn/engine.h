@@ -1,0 +1,76 @@
+// The expert FFN over ggml: no libllama, no model, no sockets. A pure function
+//   (rows, pairs) -> one output row per pair
+// over the experts of one layer that are held in memory.
+//
+// Thread contract: an Engine is used by one thread at a time. ExpertTensors are immutable
+// once built and may be shared by engines that run one after the other.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/expert_set.h"
+#include "wire/messages.h"
+#include "wire/recipe.h"
+
+struct ggml_tensor;
+
+namespace kvasir::ffn {
+
+// The tensors of one (layer, group). Local expert id = index in the outermost dimension.
+// Matrices [n_in, n_out, n_local]; biases [n_out, n_local] f32; scales [n_local] f32.
+// Tensors not named by the recipe are null. Not owned.
+struct ExpertTensors {
+  ggml_tensor* gate = nullptr;  // kSplit
+  ggml_tensor* up = nullptr;    // kSplit, kNone
+  ggml_tensor* gate_up = nullptr;  // kMerged: n_out = 2 * n_ff
+  ggml_tensor* down = nullptr;
+  ggml_tensor *gate_bias = nullptr, *up_bias = nullptr, *gate_up_bias = nullptr, *down_bias = nullptr;
+  ggml_tensor *gate_scale = nullptr, *up_scale = nullptr, *gate_up_scale = nullptr, *down_scale = nullptr;
+  std::uint32_t n_local = 0;
+};
+
+// One use of a held expert; `row` indexes the rows given, `expert` the tensors' outermost dimension.
+struct LocalPair {
+  std::uint32_t row = 0;
+  std::uint32_t expert = 0;
+};
+
+// Rows as they come: `row_stride` floats apart.
+struct RowsView {
+  const float* data = nullptr;
+  std::size_t row_stride = 0;
+  std::uint32_t n_rows = 0;
+};
+
+struct EngineOptions {
+  std::string device = "CPU";  // a ggml device name, e.g. "Vulkan0"
+  int n_threads = 1;
+  wire::Numerics numerics = wire::Numerics::kExact;
+};
+
+class Engine {
+ public:
+  static Result<std::unique_ptr<Engine>> create(const EngineOptions& options);
+  virtual ~Engine() = default;
+
+  // Checks that the tensors fit the recipe: presence, widths, types. One sentence if not.
+  static Status check(const wire::Recipe& recipe, const ExpertTensors& tensors);
+
+  // out[i * n_embd …] = FFN_expert(rows[pairs[i].row]) for every pair, in order. In exact
+  // numerics the bits equal those of llama.cpp's own MUL_MAT_ID call on the default CPU
+  // buffer, provided that all uses of an expert in the round are in `pairs`.
+  // `out` holds pairs.size() * n_embd floats. Pair indices are the caller's duty to check.
+  virtual Status compute(const wire::Recipe& recipe, const ExpertTensors& tensors, RowsView rows,
+                         std::span<const LocalPair> pairs, float* out) = 0;
+};
+
+// What this process computes with; see wire::NumericsId. Loads ggml's backends if need be.
+Result<wire::NumericsId> numerics_id();
+
+}  // namespace kvasir::ffn
