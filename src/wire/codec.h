@@ -14,8 +14,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string_view>
-#include <variant>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -39,20 +37,35 @@ struct FrameHeader {
 };
 
 void encode_header(const FrameHeader& header, std::span<std::byte, kHeaderBytes> out);
-// Refuses a wrong magic, version, type, flag or length. The error of a version mismatch
-// names both versions.
+// The longest payload a frame of this type can have.
+std::uint32_t payload_bytes_max(FrameType type);
+// Refuses a wrong magic, version, type, flag or length (payload_bytes_max). The error of a
+// version mismatch names both versions.
 Result<FrameHeader> decode_header(std::span<const std::byte, kHeaderBytes> bytes);
 std::uint32_t payload_checksum(ByteSpan payload);
+std::uint32_t payload_checksum(ByteSpan first, ByteSpan second);  // of the two in a row
 // True if the header has no checksum or it matches.
 bool checksum_matches(const FrameHeader& header, ByteSpan payload);
 
 // --- messages <-> payloads -------------------------------------------------------------
+// Bytes of the fixed parts.
+inline constexpr std::uint32_t kHelloFixedBytes = 36;
+inline constexpr std::uint32_t kHoldingFixedBytes = 52;
+inline constexpr std::uint32_t kRangeBytes = 8;
+inline constexpr std::uint32_t kLayerRecipeBytes = 88;
+inline constexpr std::uint32_t kPingBytes = 8;
+inline constexpr std::uint32_t kPongBytes = 24;
+
+// Text is cut at kTextBytesMax and control characters become '?' (wire/text.h). Of a recipe,
+// the bounds of a clamp that is off and alpha, limit of other activations travel as 0.
 Bytes encode(const Hello&);
 Bytes encode(const Holdings&);
 Bytes encode(const LayerRecipe&);
 Bytes encode(const ErrorMessage&);
 Bytes encode(const Ping&);
 Bytes encode(const Pong&);
+// Every decoder refuses unknown enum values (but ErrorCode), reserved bits, counts over their
+// limits and left-over bytes: a message has one byte form.
 Result<Hello> decode_hello(ByteSpan);
 Result<Holdings> decode_holdings(ByteSpan);
 Result<LayerRecipe> decode_layer_recipe(ByteSpan);
@@ -60,9 +73,17 @@ Result<ErrorMessage> decode_error(ByteSpan);
 Result<Ping> decode_ping(ByteSpan);
 Result<Pong> decode_pong(ByteSpan);
 
+// What decode_layer_recipe asks of a recipe: known enums, an activation that fits the gate
+// layout, scales, biases and clamps only where their path exists, sound numbers, widths and
+// expert count inside their limits.
+Status validate(const Recipe& recipe);
+
 // A whole frame, for the small messages.
+Bytes frame_of(FrameType type, std::uint64_t request_id, ByteSpan payload, bool checksum);
 template <typename Message>
-Bytes encode_frame(FrameType type, std::uint64_t request_id, const Message& message, bool checksum);
+Bytes encode_frame(FrameType type, std::uint64_t request_id, const Message& message, bool checksum) {
+  return frame_of(type, request_id, encode(message), checksum);
+}
 Bytes encode_empty_frame(FrameType type, std::uint64_t request_id);  // kCancel, kDrain
 
 // --- EXEC and RESULT: heads and tables are copied, rows are not --------------------------
@@ -71,6 +92,7 @@ Bytes encode_empty_frame(FrameType type, std::uint64_t request_id);  // kCancel,
 // RESULT payload: head (kResultHeadBytes) · rows n_rows x row_bytes.
 inline constexpr std::size_t kExecHeadBytes = 24;
 inline constexpr std::size_t kResultHeadBytes = 24;
+inline constexpr std::size_t kPairBytes = 8;
 
 // Bytes of one row of n_embd values; nullopt if n_embd does not suit the type (kQ8: % 32).
 std::optional<std::size_t> row_bytes(RowType type, std::uint32_t n_embd);
@@ -82,27 +104,35 @@ struct ExecView {
   ByteSpan weights;  // n_pairs x 4, or empty
   ByteSpan rows;     // n_rows x row_bytes
   Pair pair(std::size_t i) const;
+  float weight(std::size_t i) const;
 };
 struct ResultView {
   ResultHead head;
   ByteSpan rows;
 };
 // Checked: lengths agree exactly, counts inside their limits, every pair's row < n_rows, no
-// (row, expert) twice. Whether an expert is held is the worker's check.
+// (row, expert) twice, weights finite, the answer not over kAnswerBytesMax, and f32 rows per
+// pair unless numerics is fast. Whether an expert is held is the worker's check.
 Result<ExecView> decode_exec(ByteSpan payload);
 Result<ResultView> decode_result(ByteSpan payload);
 
 // Header, head, pairs and weights of an EXEC as one contiguous prefix; the caller sends
 // `rows` (row_type encoded) right after it by scatter/gather. The checksum covers both.
+// Refuses what is over a limit (send fewer rows or pairs); spans whose sizes disagree with
+// the head are a bug.
 Result<Bytes> encode_exec_prefix(std::uint64_t request_id, const ExecHead& head, std::span<const Pair> pairs,
                                  std::span<const float> weights, ByteSpan rows, bool checksum);
-// Likewise for one RESULT frame; `more`: further frames of the answer follow.
+// Likewise for one RESULT frame; `more`: further frames of the answer follow. The rows must
+// fit (result_rows_per_frame).
 Bytes encode_result_prefix(std::uint64_t request_id, const ResultHead& head, ByteSpan rows, bool more, bool checksum);
 // How many rows fit one RESULT frame; at least 1.
 std::uint32_t result_rows_per_frame(RowType type, std::uint32_t n_embd);
 
 // --- rows ----------------------------------------------------------------------------
-// f32 values <-> a row as it travels. Widths must agree (row_bytes). kF32 is a copy.
+// f32 values <-> a row as it travels. Widths must agree (row_bytes). kF32 is a copy. kF16 and
+// kBF16 round to nearest even; NaN stays NaN; f16 overflows to infinity from 65520 on. kQ8:
+// a block with a value that is not finite, or too large for an f16 scale (over 8.3e6), decodes
+// as NaN throughout, so that the receiver's check for finite rows sees it.
 void encode_row(RowType type, std::span<const float> values, std::span<std::byte> out);
 void decode_row(RowType type, ByteSpan bytes, std::span<float> out);
 

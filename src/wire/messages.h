@@ -25,14 +25,17 @@ inline constexpr std::uint16_t kProtocolVersion = 1;
 // --- limits: checked before anything is allocated ------------------------------------
 inline constexpr std::uint32_t kFramePayloadBytesMax = 64u << 20;   // any frame
 inline constexpr std::uint32_t kResultPayloadBytesMax = 16u << 20;  // one RESULT frame; longer answers come in several
+inline constexpr std::uint64_t kAnswerBytesMax = 512u << 20;        // all rows that answer one EXEC
 inline constexpr std::uint32_t kExecRowsMax = 16384;
 inline constexpr std::uint32_t kExecPairsMax = 262144;
-inline constexpr std::uint32_t kRecipesMax = 4096;   // bound on one connection
-inline constexpr std::uint32_t kHoldingsMax = 4096;  // (layer, group) entries of one worker
-inline constexpr std::uint32_t kRangesMax = 4096;    // ranges of one entry
-inline constexpr std::uint32_t kTextBytesMax = 1024;  // any string
-inline constexpr std::uint32_t kWidthMax = 1u << 20;   // n_embd, n_ff
-inline constexpr std::uint32_t kExpertsMax = 65536;
+inline constexpr std::uint32_t kRecipesMax = 4096;          // bound on one connection
+inline constexpr std::uint32_t kHoldingsMax = 4096;         // (layer, group) entries of one worker
+inline constexpr std::uint32_t kRangesMax = 4096;           // expert ranges of one entry
+inline constexpr std::uint32_t kHoldingsRangesMax = 65536;  // expert ranges of all entries of one worker
+inline constexpr std::uint32_t kTextBytesMax = 1024;        // any string
+inline constexpr std::uint32_t kWidthMax = 1u << 20;        // n_embd, n_ff
+inline constexpr std::uint32_t kLayersMax = 4096;           // layer numbers are below
+inline constexpr std::uint32_t kExpertsMax = 65536;         // expert numbers are below
 
 enum class FrameType : std::uint8_t {
   kHello = 1,
@@ -51,6 +54,7 @@ enum class Role : std::uint8_t { kBackbone = 1, kWorker = 2 };
 
 // DESIGN section 6. Chosen by the backbone.
 enum class Numerics : std::uint8_t { kExact = 0, kInvariant = 1, kFast = 2 };
+constexpr bool is_known(Numerics numerics) { return numerics <= Numerics::kFast; }
 
 // How a row of n_embd values travels. kQ8: blocks of 32 as ggml's Q8_0 (f16 scale, 32 x i8).
 enum class RowType : std::uint8_t { kF32 = 0, kF16 = 1, kBF16 = 2, kQ8 = 3 };
@@ -139,7 +143,7 @@ struct ResultHead {
 // Why a request or a connection was refused. kUnknown for values of a newer peer.
 enum class ErrorCode : std::uint16_t {
   kUnknown = 0,
-  kProtocolVersion = 1,   // HELLO: the other end speaks another version
+  kWrongVersion = 1,      // HELLO: the other end speaks another version
   kNumerics = 2,          // HELLO: numerics ids differ and exactness was asked for
   kUnauthorized = 3,
   kMalformed = 4,         // the frame breaks the protocol; the connection is closed after it
