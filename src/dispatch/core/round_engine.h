@@ -1,0 +1,234 @@
+// One driver's rounds as a state machine: events and time in, orders out.
+//
+// The caller feeds link changes, answers and time, and carries out the orders: requests to
+// send, requests to cancel, links to drop, experts to compute locally. Methods that take the
+// Fleet need its lock; on_result does not, so that decoding megabytes holds nobody up.
+//
+// An expert's pairs always travel together, also when they are asked for again: exact
+// numerics depend on it (the kernels' bits depend on how many rows share an expert).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "dispatch/core/fleet.h"
+#include "wire/messages.h"
+
+namespace kvasir::dispatch {
+
+struct RoundInput {
+  LayerKey key;
+  std::uint32_t layer = 0;  // for messages
+  std::uint32_t n_expert = 0;
+  std::uint32_t n_rows = 0;
+  std::uint32_t n_embd = 0;
+  std::uint32_t request_rows_max = 0;  // rows that fit one EXEC; see exec_rows_max()
+  std::span<const wire::Pair> pairs;   // borrowed until end()
+};
+
+// Rows of `row_bytes` that fit one EXEC beside the largest pair table.
+std::uint32_t exec_rows_max(std::size_t row_bytes);
+
+// What goes to one worker as one EXEC.
+struct Request {
+  std::uint64_t id = 0;
+  WorkerIndex worker = 0;
+  std::vector<std::uint32_t> pairs;     // positions in the round's pairs, in wire order
+  std::vector<wire::Pair> wire_pairs;   // the same, rows renumbered
+  std::vector<std::uint32_t> rows;      // wire row r is the round's row rows[r]; ascending
+
+  // The engine's own book-keeping.
+  std::vector<std::uint32_t> groups;
+  TimePoint sent_at{}, hedge_at{}, final_at{};
+  std::uint32_t received = 0;  // answer rows so far
+  bool open = false;           // an answer may still come
+  bool waited_for = false;     // not past its second deadline: groups count on it
+  bool hedge_done = false;     // nothing more to ask another replica for
+  bool is_hedge = false;
+  bool timed = false;          // its latency is worth measuring
+};
+
+enum class Verdict : std::uint8_t {
+  kTaken,
+  kLate,     // belongs to an abandoned request
+  kUnknown,  // answers nothing this link was asked
+  kInvalid,  // breaks its request's shape: drop the link
+};
+
+struct RoundCounters {
+  std::uint64_t pairs_remote = 0, pairs_local = 0;
+  std::uint64_t requests = 0, hedges = 0, hedges_denied = 0, redispatched = 0;
+  std::uint64_t late_answers = 0, unknown_answers = 0, invalid_answers = 0;
+};
+
+class RoundEngine {
+ public:
+  RoundEngine(std::size_t n_workers, bool local_allowed, const Tuning& tuning);
+
+  // --- links: one per worker, for data ---
+  void link_up(WorkerIndex w);
+  // Its requests fail; their experts are placed anew by the next advance().
+  void link_down(WorkerIndex w);
+  bool link_ready(WorkerIndex w) const { return links_[w].ready; }
+
+  // --- a round ---
+  // Refuses pairs out of range. Places every expert; then carry out the orders.
+  Status begin(Fleet& fleet, const RoundInput& input, TimePoint now);
+  // Deadlines, failed requests, reports. Call when needs_advance(now).
+  void advance(Fleet& fleet, TimePoint now);
+  bool needs_advance(TimePoint now) const;
+  // When advance() is due if nothing else happens.
+  TimePoint next_wake() const;
+  bool finished() const { return remaining_ == 0 || failure_.has_value(); }
+  // After finished(): abandons what is outstanding and tells the fleet. May add orders.
+  Status end(Fleet& fleet, TimePoint now);
+
+  // --- answers ---
+  // `sink(i, pair)` is called for each row i of the frame that is still wanted; it writes
+  // the output of the round's pair `pair` and says whether every value is finite.
+  template <typename Sink>
+  Verdict on_result(WorkerIndex w, std::uint64_t id, const wire::ResultHead& head, bool more, TimePoint now,
+                    Sink&& sink) {
+    Request* request = nullptr;
+    const Verdict verdict = check_result(w, id, head, more, now, request);
+    if (verdict != Verdict::kTaken) return verdict;
+    for (std::uint32_t i = 0; i < head.n_rows; ++i) {
+      const std::uint32_t pair = request->pairs[head.first_row + i];
+      if (answered_[pair]) continue;
+      if (sink(i, pair)) pair_answered(pair, w); else pair_not_finite(pair, w);
+    }
+    result_taken(*request, head, now);
+    return Verdict::kTaken;
+  }
+  // An ERROR frame. kInvalid: drop the link.
+  Verdict on_error(WorkerIndex w, std::uint64_t id, wire::ErrorCode code, TimePoint now);
+  // Bytes that are no valid frame, or one that has no place here; the caller drops the link.
+  void on_invalid(WorkerIndex w);
+
+  // --- local compute ---
+  bool has_local() const { return next_local_ < local_groups_.size(); }
+  bool awaits_remote() const;
+  // All pairs of the next expert, or of all experts that wait; empty if they were answered
+  // meanwhile. Valid until the next call.
+  std::span<const std::uint32_t> take_local(bool one_expert);
+  // `is_finite(pair)` looks at the output just written.
+  template <typename IsFinite>
+  void local_done(IsFinite&& is_finite) {
+    for (const Doubt& doubt : doubts_)
+      if (in_local_[doubt.pair] && is_finite(doubt.pair)) blame(doubt.worker);
+    finish_local();
+  }
+
+  // --- orders: read, carry out, clear ---
+  struct Cancel {
+    WorkerIndex worker;
+    std::uint64_t id;
+  };
+  std::vector<std::uint32_t> to_send;      // positions for request()
+  std::vector<Cancel> to_cancel;
+  std::vector<WorkerIndex> to_drop;        // links owing answers for too long
+  std::vector<WorkerIndex> quarantined;    // for the log; their links must be dropped
+  const Request& request(std::uint32_t i) const { return requests_[i]; }
+
+  const RoundCounters& counters() const { return counters_; }
+  // Requests sent and neither answered nor forgotten; 0 once every link is down.
+  std::size_t outstanding() const;
+
+ private:
+  struct Group {  // one expert of the round
+    std::uint32_t expert = 0;
+    std::uint32_t first = 0, count = 0;  // in order_
+    std::uint32_t missing = 0;
+    std::uint32_t in_flight = 0;         // requests waited for
+    std::uint8_t n_tried = 0;
+    std::array<WorkerIndex, kTriesMax> tried{};
+    bool hedged = false, not_finite = false, local = false, parked = false, repeated = false;
+    TimePoint parked_since{};
+  };
+  struct Unanswered {  // a request of an earlier round
+    std::uint64_t id;
+    std::uint32_t pairs;
+    TimePoint sent_at, final_at;
+    bool timed;
+  };
+  struct Link {
+    bool ready = false;
+    bool suspect = false;  // owes an answer past its first deadline
+    bool stalled = false;  // …past its second: asked nothing
+    std::vector<Unanswered> unanswered;
+  };
+  struct Doubt {  // a row with a NaN or infinity in it
+    std::uint32_t pair;
+    WorkerIndex worker;
+  };
+
+  Verdict check_result(WorkerIndex w, std::uint64_t id, const wire::ResultHead& head, bool more, TimePoint now,
+                       Request*& request);
+  void result_taken(Request& request, const wire::ResultHead& head, TimePoint now);
+  void pair_answered(std::uint32_t pair, WorkerIndex w);
+  void pair_not_finite(std::uint32_t pair, WorkerIndex w);
+  void blame(WorkerIndex w);
+  void finish_local();
+
+  Request* find_open(WorkerIndex w, std::uint64_t id);
+  bool take_unanswered(WorkerIndex w, std::uint64_t id, bool complete, TimePoint now);
+  void stop_waiting(Request& request);
+  void answer_came(WorkerIndex w);
+
+  Status group_pairs(const RoundInput& input);
+  void place(Fleet& fleet, std::vector<std::uint32_t>& groups, bool hedge, TimePoint now);
+  std::optional<WorkerIndex> choose(Fleet& fleet, const LayerRoutes* routes, const Group& group, bool hedge,
+                                    TimePoint now);
+  bool build_requests(Fleet& fleet, WorkerIndex w, std::span<const std::uint32_t> groups, bool hedge, TimePoint now);
+  void no_replica(std::uint32_t group, TimePoint now);
+  void check_deadlines(Fleet& fleet, TimePoint now);
+  void hedge(Fleet& fleet, Request& request, TimePoint now);
+  void retry_parked(Fleet& fleet, TimePoint now);
+  void flush_reports(Fleet& fleet, TimePoint now);
+  Request& new_request();
+
+  const Tuning tuning_;
+  const bool local_allowed_;
+  std::vector<Link> links_;
+  std::uint64_t next_id_ = 1;
+
+  // The round. Vectors keep their capacity from round to round.
+  RoundInput input_;
+  std::vector<Group> groups_;
+  std::vector<std::uint32_t> order_;       // pairs grouped by expert, in their own order inside
+  std::vector<std::uint32_t> pair_group_;  // per pair
+  std::vector<std::uint8_t> answered_;     // per pair
+  std::vector<std::uint8_t> in_local_;     // per pair: in the batch taken last
+  std::uint32_t remaining_ = 0;            // pairs without an answer
+  std::vector<Request> requests_;
+  std::size_t n_requests_ = 0;
+  std::vector<std::uint32_t> unplaced_;    // groups nobody works on
+  std::vector<std::uint32_t> local_groups_;
+  std::size_t next_local_ = 0;
+  std::vector<std::uint32_t> local_batch_, local_batch_groups_;
+  std::vector<Doubt> doubts_;
+  std::uint32_t n_parked_ = 0;
+  TimePoint retry_at_{};
+  std::optional<Error> failure_;
+  std::vector<Report> reports_;
+  RoundCounters counters_;
+
+  // Scratch for grouping and placing.
+  std::vector<std::uint32_t> expert_slot_;   // expert -> group, valid where expert_stamp_ matches
+  std::vector<std::uint64_t> expert_stamp_;
+  std::vector<std::uint64_t> row_stamp_;
+  std::vector<std::uint32_t> row_number_;
+  std::uint64_t stamp_ = 0;
+  std::vector<std::vector<std::uint32_t>> by_worker_;
+  std::vector<std::uint32_t> pairs_on_worker_;
+  std::vector<WorkerIndex> touched_;
+  std::vector<std::uint32_t> placing_;
+};
+
+}  // namespace kvasir::dispatch

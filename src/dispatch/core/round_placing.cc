@@ -1,0 +1,269 @@
+// RoundEngine, second half: which worker is asked for which expert.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "dispatch/core/round_engine.h"
+#include "wire/codec.h"
+
+namespace kvasir::dispatch {
+
+std::uint32_t exec_rows_max(std::size_t row_bytes) {
+  constexpr std::size_t kTablesBytes = wire::kExecHeadBytes + std::size_t{wire::kExecPairsMax} * (8 + 4);
+  static_assert(kTablesBytes < wire::kFramePayloadBytesMax);
+  return static_cast<std::uint32_t>(std::min<std::size_t>(
+      wire::kExecRowsMax, (wire::kFramePayloadBytesMax - kTablesBytes) / std::max<std::size_t>(row_bytes, 1)));
+}
+
+Status RoundEngine::begin(Fleet& fleet, const RoundInput& input, TimePoint now) {
+  KVASIR_CHECK(n_requests_ == 0);
+  to_send.clear();
+  to_cancel.clear();
+  to_drop.clear();
+  quarantined.clear();
+  failure_.reset();
+  input_ = input;
+  remaining_ = 0;
+  KVASIR_TRY(group_pairs(input));
+  remaining_ = static_cast<std::uint32_t>(input.pairs.size());
+
+  flush_reports(fleet, now);
+  // A link that has owed an answer for long is replaced, so that it can prove itself.
+  for (WorkerIndex w = 0; w < links_.size(); ++w) {
+    const Link& link = links_[w];
+    if (link.stalled && !link.unanswered.empty() &&
+        now >= link.unanswered.front().final_at + tuning_.stall_reconnect)
+      to_drop.push_back(w);
+  }
+  placing_.clear();
+  for (std::uint32_t g = 0; g < groups_.size(); ++g) placing_.push_back(g);
+  place(fleet, placing_, false, now);
+  return {};
+}
+
+Status RoundEngine::group_pairs(const RoundInput& input) {
+  if (input.pairs.size() > kRoundPairsMax || input.n_expert > wire::kExpertsMax)
+    return fix_input("layer " + std::to_string(input.layer) + " asks for " + std::to_string(input.pairs.size()) +
+                     " expert uses at once; lower --ubatch-size.");
+  if (expert_stamp_.size() < input.n_expert) {
+    expert_stamp_.resize(input.n_expert, 0);
+    expert_slot_.resize(input.n_expert);
+  }
+  if (row_stamp_.size() < input.n_rows) {
+    row_stamp_.resize(input.n_rows, 0);
+    row_number_.resize(input.n_rows);
+  }
+  groups_.clear();
+  answered_.assign(input.pairs.size(), 0);
+  pair_group_.resize(input.pairs.size());
+  order_.resize(input.pairs.size());
+  const std::uint64_t stamp = ++stamp_;
+  for (std::size_t i = 0; i < input.pairs.size(); ++i) {
+    const wire::Pair pair = input.pairs[i];
+    if (pair.expert >= input.n_expert || pair.row >= input.n_rows)
+      return fix_input("layer " + std::to_string(input.layer) + ": the router picked expert " +
+                       std::to_string(pair.expert) + " of " + std::to_string(input.n_expert) + " for row " +
+                       std::to_string(pair.row) + "; the model file is damaged or its graph is misread.");
+    if (expert_stamp_[pair.expert] != stamp) {
+      expert_stamp_[pair.expert] = stamp;
+      expert_slot_[pair.expert] = static_cast<std::uint32_t>(groups_.size());
+      groups_.emplace_back().expert = pair.expert;
+    }
+    pair_group_[i] = expert_slot_[pair.expert];
+    ++groups_[pair_group_[i]].count;
+  }
+  std::uint32_t first = 0;
+  for (Group& group : groups_) {
+    group.first = first;
+    first += std::exchange(group.count, 0);
+  }
+  for (std::uint32_t i = 0; i < input.pairs.size(); ++i) {
+    Group& group = groups_[pair_group_[i]];
+    order_[group.first + group.count++] = i;
+  }
+  for (Group& group : groups_) {
+    group.missing = group.count;
+    const std::uint64_t mark = ++stamp_;
+    for (std::uint32_t i = 0; i < group.count; ++i) {
+      std::uint64_t& row = row_stamp_[input.pairs[order_[group.first + i]].row];
+      group.repeated |= row == mark;
+      row = mark;
+    }
+  }
+  return {};
+}
+
+// Gives each group to a worker, or to local compute, or parks it.
+void RoundEngine::place(Fleet& fleet, std::vector<std::uint32_t>& groups, bool hedge, TimePoint now) {
+  const std::shared_ptr<const RouteTable> table = fleet.routes();
+  const LayerRoutes* routes = table->find(input_.key);
+  // Large experts first: the small ones then even the workers out.
+  std::ranges::stable_sort(groups, [&](std::uint32_t a, std::uint32_t b) { return groups_[a].count > groups_[b].count; });
+  touched_.clear();
+  for (std::uint32_t g : groups) {
+    Group& group = groups_[g];
+    if (group.missing == 0 || group.local) continue;
+    const bool prefer_local = !hedge && local_allowed_ && group.not_finite;
+    const std::optional<WorkerIndex> w = prefer_local ? std::nullopt : choose(fleet, routes, group, hedge, now);
+    if (!w) {
+      if (!hedge) no_replica(g, now);
+      continue;
+    }
+    if (by_worker_[*w].empty()) touched_.push_back(*w);
+    by_worker_[*w].push_back(g);
+    pairs_on_worker_[*w] += group.count;
+  }
+  for (WorkerIndex w : touched_) {
+    // In wire order the experts ascend, as their weights lie in the worker's memory.
+    std::ranges::sort(by_worker_[w], {}, [&](std::uint32_t g) { return groups_[g].expert; });
+    build_requests(fleet, w, by_worker_[w], hedge, now);
+    by_worker_[w].clear();
+    pairs_on_worker_[w] = 0;
+  }
+}
+
+std::optional<WorkerIndex> RoundEngine::choose(Fleet& fleet, const LayerRoutes* routes, const Group& group, bool hedge,
+                                               TimePoint now) {
+  if (routes == nullptr || group.repeated || group.n_tried == kTriesMax || group.count > wire::kExecPairsMax ||
+      group.count > input_.request_rows_max)
+    return std::nullopt;
+  const auto replicas = routes->replicas(group.expert);
+  // Two candidates drawn from the best class by reservoir sampling.
+  WorkerIndex drawn[2] = {};
+  std::uint32_t n = 0;
+  Usable best = hedge ? Usable::kYes : Usable::kAvoid;  // a hedge on a doubtful worker is wasted
+  for (WorkerIndex w : replicas) {
+    const Link& link = links_[w];
+    if (!link.ready || link.stalled) continue;
+    if (std::find(group.tried.begin(), group.tried.begin() + group.n_tried, w) != group.tried.begin() + group.n_tried)
+      continue;
+    Usable usable = fleet.usable(w, now);
+    if (usable == Usable::kYes && link.suspect) usable = Usable::kAvoid;
+    if (usable < best || usable == Usable::kNo || fleet.refuses_layer(w, input_.key)) continue;
+    if (usable > best) {
+      best = usable;
+      n = 0;
+    }
+    if (n < 2) {
+      drawn[n] = w;
+    } else if (const std::uint32_t slot = fleet.rng().below(n + 1); slot < 2) {
+      drawn[slot] = w;
+    }
+    ++n;
+  }
+  if (n == 0) return std::nullopt;
+  if (n == 1) return drawn[0];
+  if (fleet.rng().below(2) == 1) std::swap(drawn[0], drawn[1]);  // ties fall evenly
+  const Nanos first = fleet.predicted_finish(drawn[0], pairs_on_worker_[drawn[0]] + group.count, now);
+  const Nanos second = fleet.predicted_finish(drawn[1], pairs_on_worker_[drawn[1]] + group.count, now);
+  return second < first ? drawn[1] : drawn[0];
+}
+
+void RoundEngine::no_replica(std::uint32_t g, TimePoint now) {
+  Group& group = groups_[g];
+  if (local_allowed_) {
+    group.local = true;
+    local_groups_.push_back(g);
+    return;
+  }
+  const std::string what = "layer " + std::to_string(input_.layer) + ", expert " + std::to_string(group.expert);
+  if (group.repeated) {
+    failure_ = Error{ErrorAction::kFixInput, what + ": the router picked it twice for one row; the graph is misread."};
+  } else if (group.count > input_.request_rows_max || group.count > wire::kExecPairsMax) {
+    failure_ = Error{ErrorAction::kFixInput, what + ": " + std::to_string(group.count) +
+                                                 " rows do not fit one request; lower --ubatch-size."};
+  } else if (group.not_finite) {
+    failure_ = Error{ErrorAction::kRetryElsewhere,
+                     what + ": every worker asked answered with NaN or infinity; the activations overflow, or the weights are damaged."};
+  } else if (!group.parked) {
+    group.parked = true;
+    group.parked_since = now;
+    if (n_parked_++ == 0) retry_at_ = now + tuning_.no_replica_retry;
+  }
+}
+
+// Cuts the worker's experts into requests that fit the limits.
+bool RoundEngine::build_requests(Fleet& fleet, WorkerIndex w, std::span<const std::uint32_t> groups, bool hedge,
+                                 TimePoint now) {
+  std::size_t at = 0;
+  while (at < groups.size()) {
+    if (hedge && !fleet.spend_hedge()) {
+      ++counters_.hedges_denied;
+      return false;
+    }
+    Request& request = new_request();
+    const std::uint64_t mark = ++stamp_;
+    for (; at < groups.size(); ++at) {
+      Group& group = groups_[groups[at]];
+      if (request.pairs.size() + group.count > wire::kExecPairsMax) break;
+      std::uint32_t new_rows = 0;
+      for (std::uint32_t i = 0; i < group.count; ++i)
+        new_rows += row_stamp_[input_.pairs[order_[group.first + i]].row] != mark;
+      if (request.rows.size() + new_rows > input_.request_rows_max) break;
+      for (std::uint32_t i = 0; i < group.count; ++i) {
+        const std::uint32_t pair = order_[group.first + i];
+        const std::uint32_t row = input_.pairs[pair].row;
+        if (row_stamp_[row] != mark) {
+          row_stamp_[row] = mark;
+          request.rows.push_back(row);
+        }
+        request.pairs.push_back(pair);
+      }
+      request.groups.push_back(groups[at]);
+      ++group.in_flight;
+      group.tried[group.n_tried++] = w;
+      group.hedged |= hedge;
+      if (group.parked) {
+        group.parked = false;
+        --n_parked_;
+      }
+    }
+    std::ranges::sort(request.rows);
+    for (std::uint32_t r = 0; r < request.rows.size(); ++r) row_number_[request.rows[r]] = r;
+    for (std::uint32_t pair : request.pairs)
+      request.wire_pairs.push_back({row_number_[input_.pairs[pair].row], input_.pairs[pair].expert});
+
+    const std::uint32_t n_pairs = static_cast<std::uint32_t>(request.pairs.size());
+    const Fleet::Deadlines deadlines = fleet.deadlines(w, n_pairs, now);
+    request.worker = w;
+    request.sent_at = now;
+    request.hedge_at = now + deadlines.hedge;
+    request.final_at = now + deadlines.final;
+    request.is_hedge = hedge;
+    request.hedge_done = hedge;
+    fleet.on_sent(w, n_pairs);
+    if (hedge) ++counters_.hedges; else fleet.earn_hedge();
+    ++counters_.requests;
+    to_send.push_back(static_cast<std::uint32_t>(n_requests_ - 1));
+  }
+  return true;
+}
+
+Request& RoundEngine::new_request() {
+  if (n_requests_ == requests_.size()) requests_.emplace_back();
+  Request& request = requests_[n_requests_++];
+  request.id = next_id_++;
+  request.pairs.clear();
+  request.wire_pairs.clear();
+  request.rows.clear();
+  request.groups.clear();
+  request.received = 0;
+  request.open = request.waited_for = request.timed = true;
+  return request;
+}
+
+// Asks a second replica for what `request` has not answered yet.
+void RoundEngine::hedge(Fleet& fleet, Request& request, TimePoint now) {
+  std::vector<std::uint32_t> groups;
+  for (std::uint32_t g : request.groups)
+    if (groups_[g].missing > 0 && groups_[g].in_flight == 1 && !groups_[g].hedged) groups.push_back(g);
+  const std::uint64_t denied = counters_.hedges_denied;
+  const std::size_t position = static_cast<std::size_t>(&request - requests_.data());
+  place(fleet, groups, true, now);
+  Request& self = requests_[position];  // placing may have moved the vector
+  // Without budget it is tried again later; the second deadline bounds it.
+  if (counters_.hedges_denied > denied) self.hedge_at = now + (self.final_at - now) / 4 + Nanos(1);
+  else self.hedge_done = true;
+}
+
+}  // namespace kvasir::dispatch

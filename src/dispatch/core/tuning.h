@@ -1,0 +1,60 @@
+// Every limit and rate of dispatch, in one place. Defaults are for people's own machines,
+// where a pause of some milliseconds is the scheduler's and not a fault.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+#include "base/clock.h"
+
+namespace kvasir::dispatch {
+
+inline constexpr std::uint32_t kWorkersMax = 1024;
+inline constexpr std::uint32_t kTriesMax = 8;            // workers asked for one expert in one round
+inline constexpr std::uint32_t kUnansweredMax = 64;      // abandoned requests remembered on a link
+inline constexpr std::uint32_t kRoundPairsMax = 1u << 24;  // pairs in one round
+
+struct Tuning {
+  // --- deadlines of a request ---
+  // Past the first a second replica is asked too: quantile of (latency / prediction) x margin.
+  double hedge_quantile = 0.95;
+  double hedge_margin = 1.25;
+  Nanos hedge_floor = std::chrono::milliseconds(4);
+  // Past the second nobody waits any more. The floor is far above a busy machine's hiccups,
+  // because what follows (local compute, maybe from a cold file) is dear.
+  double final_quantile = 0.999;
+  double final_margin = 3.0;
+  Nanos final_floor = std::chrono::milliseconds(250);
+  Nanos deadline_ceiling = std::chrono::seconds(60);
+  // A worker (or a size of request) without measurements; the control connection's pings
+  // find a dead one much earlier.
+  Nanos unmeasured_fixed = std::chrono::seconds(2);
+  Nanos unmeasured_per_pair = std::chrono::milliseconds(10);
+
+  // --- hedge budget: a token bucket ---
+  double hedge_earned_per_request = 0.05;
+  double hedge_burst = 16;
+
+  // --- links ---
+  // A link that owes an answer this long after its second deadline is replaced.
+  Nanos stall_reconnect = std::chrono::seconds(2);
+  Nanos backoff_first = std::chrono::milliseconds(50);
+  Nanos backoff_max = std::chrono::seconds(10);
+  Nanos refused_backoff = std::chrono::seconds(30);
+
+  // --- quarantine ---
+  Nanos quarantine_first = std::chrono::seconds(10);
+  Nanos quarantine_max = std::chrono::minutes(10);
+  std::uint32_t probation_answers = 64;     // good answers that end probation
+  std::uint32_t probation_one_in = 16;      // share of choices a worker on probation may win
+  std::uint32_t internal_errors_max = 3;    // in a row, then quarantine
+
+  // --- no local compute ---
+  Nanos no_replica_wait = std::chrono::seconds(10);
+  Nanos no_replica_retry = std::chrono::milliseconds(20);
+
+  // PONG's queue length is believed this long.
+  Nanos load_fresh = std::chrono::seconds(2);
+};
+
+}  // namespace kvasir::dispatch
