@@ -30,6 +30,7 @@ enum class Activation : std::uint8_t {
   kGegluErf = 3,    // ggml_geglu_erf_split
   kGegluQuick = 4,  // ggml_geglu_quick_split
   kSwigluOai = 5,   // ggml_swiglu_oai(gate, up, alpha, limit)
+  kSwigluClamp = 7,  // ggml_swiglu_clamp(gate, up, limit)
   kSiluMul = 6,     // ggml_mul(clamp(silu(gate)), up), unfused
   // Without a gate (kNone), on `up`:
   kSilu = 16,
@@ -56,9 +57,9 @@ struct Recipe {
   bool gate_scale = false, up_scale = false, down_scale = false;
   bool gate_bias = false, up_bias = false, down_bias = false;
   float oai_alpha = 0, oai_limit = 0;  // kSwigluOai only
-  Clamp clamp_gate;                    // before the activation
-  Clamp clamp_gate_activated;          // kSiluMul: after silu
-  Clamp clamp_up;                      // before the activation
+  Clamp clamp_gate{};                  // before the activation
+  Clamp clamp_gate_activated{};          // kSiluMul: after silu
+  Clamp clamp_up{};                    // before the activation
   std::uint32_t n_embd = 0;            // width of a row in and out
   std::uint32_t n_ff = 0;              // width of `hidden`
   std::uint32_t n_expert = 0;          // experts of the whole layer, held or not
