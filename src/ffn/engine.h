@@ -24,7 +24,7 @@ namespace kvasir::ffn {
 
 // The tensors of one (layer, group). Local expert id = index in the outermost dimension.
 // Matrices [n_in, n_out, n_local]; biases [n_out, n_local] f32; scales [n_local] f32.
-// Tensors not named by the recipe are null. Not owned.
+// Tensors not named by the recipe are ignored and may be null. Not owned.
 struct ExpertTensors {
   ggml_tensor* gate = nullptr;  // kSplit
   ggml_tensor* up = nullptr;    // kSplit, kNone
@@ -33,6 +33,7 @@ struct ExpertTensors {
   ggml_tensor *gate_bias = nullptr, *up_bias = nullptr, *gate_up_bias = nullptr, *down_bias = nullptr;
   ggml_tensor *gate_scale = nullptr, *up_scale = nullptr, *gate_up_scale = nullptr, *down_scale = nullptr;
   std::uint32_t n_local = 0;
+  friend bool operator==(const ExpertTensors&, const ExpertTensors&) = default;
 };
 
 // One use of a held expert; `row` indexes the rows given, `expert` the tensors' outermost dimension.
@@ -65,12 +66,26 @@ class Engine {
   // out[i * n_embd …] = FFN_expert(rows[pairs[i].row]) for every pair, in order. In exact
   // numerics the bits equal those of llama.cpp's own MUL_MAT_ID call on the default CPU
   // buffer, provided that all uses of an expert in the round are in `pairs`.
-  // `out` holds pairs.size() * n_embd floats. Pair indices are the caller's duty to check.
+  // `out` holds pairs.size() * n_embd floats. Pair indices are the caller's duty to check,
+  // and so is Engine::check for this recipe and these tensors.
+  // In invariant numerics an expert's rows are computed in chunks small enough that each
+  // row has the bits of that row alone, so callers may split and merge batches at will.
   virtual Status compute(const wire::Recipe& recipe, const ExpertTensors& tensors, RowsView rows,
                          std::span<const LocalPair> pairs, float* out) = 0;
+  // As above for one request in other numerics than the engine's own.
+  virtual Status compute(wire::Numerics numerics, const wire::Recipe& recipe, const ExpertTensors& tensors,
+                         RowsView rows, std::span<const LocalPair> pairs, float* out) = 0;
+
+  // Graphs are cached by the addresses of their tensors: call this before any are freed.
+  virtual void forget_graphs() = 0;
+
+  // For the next compute(); cheap. A plugin's host changes it between prompt and decode.
+  // Out of range values are clamped.
+  virtual void set_n_threads(int n_threads) = 0;
 };
 
-// What this process computes with; see wire::NumericsId. Loads ggml's backends if need be.
-Result<wire::NumericsId> numerics_id();
+// What this process computes with on a device; see wire::NumericsId. Takes a few
+// milliseconds. Loads ggml's backends if need be.
+Result<wire::NumericsId> numerics_id(const std::string& device = "CPU");
 
 }  // namespace kvasir::ffn

@@ -1,0 +1,122 @@
+#include "plugin/config.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <format>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+namespace kvasir::plugin {
+namespace {
+
+constexpr std::size_t kConfigFileBytesMax = 1 << 20;
+
+constexpr auto kVariables = std::to_array<Variable>({
+    {"KVASIR_WORKERS", "host:port[#fingerprint],…", "workers to use"},
+    {"KVASIR_TOKEN", "text", "node token shown to the workers"},
+    {"KVASIR_CONFIG", "file", "JSON object with any of these names; the environment wins"},
+    {"KVASIR_NUMERICS", "exact", "numeric class"},
+    {"KVASIR_LOCAL", "fallback|never|only", "what to do with pairs no worker answers"},
+    {"KVASIR_REPLICA", "mmap|ram", "where the local replica of the experts lives"},
+    {"KVASIR_CONNECT_MS", "0:60000", "how long the first round waits for workers that are still connecting"},
+    {"KVASIR_STATS", "0|1", "print counters on stderr at exit"},
+    {"KVASIR_STATS_FILE", "file", "counters as JSON, rewritten each second"},
+});
+
+using Values = std::map<std::string, std::string, std::less<>>;
+
+Status read_file(const std::string& path, Values& values) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return fix_input(std::format("cannot read the settings file '{}' named by KVASIR_CONFIG; check its path.", path));
+  std::string text(kConfigFileBytesMax + 1, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(in.gcount()));
+  if (text.size() > kConfigFileBytesMax) return fix_input(std::format("the settings file '{}' is larger than 1 MiB; it should hold a few lines.", path));
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false, /*ignore_comments=*/true);
+  if (!json.is_object()) return fix_input(std::format("the settings file '{}' is not a JSON object; write {{\"KVASIR_WORKERS\": \"host:port\"}}.", path));
+  for (const auto& [name, value] : json.items()) {
+    if (std::ranges::none_of(kVariables, [&](const Variable& v) { return v.name == name; }))
+      return fix_input(std::format("the settings file '{}' has an unknown name '{}'; see docs/configuration.md.", path, name));
+    values[name] = value.is_string() ? value.get<std::string>() : value.dump();
+  }
+  return {};
+}
+
+template <typename T>
+using Choices = std::initializer_list<std::pair<std::string_view, T>>;
+
+template <typename T>
+Status choose(const Values& values, std::string_view name, Choices<T> choices, T& out) {
+  const auto it = values.find(name);
+  if (it == values.end()) return {};
+  std::string allowed;
+  for (const auto& [text, value] : choices) {
+    if (it->second == text) {
+      out = value;
+      return {};
+    }
+    allowed += std::format("{}{}", allowed.empty() ? "" : ", ", text);
+  }
+  return fix_input(std::format("{}={} is not known; use one of: {}.", name, it->second, allowed));
+}
+
+}  // namespace
+
+std::span<const Variable> variables() { return kVariables; }
+
+Result<Config> load_config(const std::function<std::optional<std::string>(std::string_view)>& get,
+                           std::span<const std::string> present, std::vector<std::string>& warnings) {
+  for (const std::string& name : present)
+    if (std::ranges::none_of(kVariables, [&](const Variable& v) { return v.name == name; }))
+      warnings.push_back(std::format("the variable {} is not known and has no effect; see docs/configuration.md.", name));
+
+  Values values;
+  if (const auto file = get("KVASIR_CONFIG"); file && !file->empty()) KVASIR_TRY(read_file(*file, values));
+  for (const Variable& v : kVariables)
+    if (auto value = get(v.name)) values[std::string(v.name)] = *value;
+  std::erase_if(values, [](const auto& item) { return item.second.empty(); });
+
+  Config config;
+  using dispatch::LocalPolicy;
+  KVASIR_TRY(choose<LocalPolicy>(values, "KVASIR_LOCAL",
+                                 {{"fallback", LocalPolicy::kFallback}, {"never", LocalPolicy::kNever}, {"only", LocalPolicy::kOnly}},
+                                 config.dispatch.local));
+  KVASIR_TRY(choose<Replica>(values, "KVASIR_REPLICA", {{"mmap", Replica::kMmap}, {"ram", Replica::kRam}}, config.replica));
+  KVASIR_TRY(choose<wire::Numerics>(values, "KVASIR_NUMERICS", {{"exact", wire::Numerics::kExact}}, config.dispatch.numerics));
+  KVASIR_TRY(choose<bool>(values, "KVASIR_STATS", {{"0", false}, {"1", true}}, config.stats_at_exit));
+  if (const auto it = values.find("KVASIR_STATS_FILE"); it != values.end()) config.stats_file = it->second;
+  if (const auto it = values.find("KVASIR_TOKEN"); it != values.end()) config.dispatch.token = it->second;
+  if (const auto it = values.find("KVASIR_WORKERS"); it != values.end()) {
+    KVASIR_ASSIGN(config.dispatch.workers, dispatch::parse_workers(it->second));
+  }
+  if (const auto it = values.find("KVASIR_CONNECT_MS"); it != values.end()) {
+    unsigned ms = 0;
+    const auto [end, error] = std::from_chars(it->second.data(), it->second.data() + it->second.size(), ms);
+    if (error != std::errc{} || end != it->second.data() + it->second.size() || ms > 60000)
+      return fix_input(std::format("KVASIR_CONNECT_MS={} is not a number of milliseconds from 0 to 60000.", it->second));
+    config.dispatch.connect_wait = std::chrono::milliseconds(ms);
+  }
+  if (config.dispatch.local == LocalPolicy::kNever && config.dispatch.workers.empty())
+    return fix_input("KVASIR_LOCAL=never needs workers; set KVASIR_WORKERS=host:port,….");
+  return config;
+}
+
+Result<Config> load_config_from_environment(std::vector<std::string>& warnings) {
+  std::vector<std::string> present;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    if (text.starts_with("KVASIR_")) present.emplace_back(text.substr(0, text.find('=')));
+  }
+  const auto get = [](std::string_view name) -> std::optional<std::string> {
+    const char* value = std::getenv(std::string(name).c_str());
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+  };
+  return load_config(get, present, warnings);
+}
+
+}  // namespace kvasir::plugin

@@ -1,0 +1,150 @@
+#include "plugin/runtime.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <format>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/check.h"
+#include "ffn/engine.h"
+#include "gguf/layer_id.h"
+
+namespace kvasir::plugin {
+namespace {
+
+Runtime* g_runtime = nullptr;
+
+constexpr auto kStatsPeriod = std::chrono::seconds(1);
+// A model has one entry per activation it uses; more means that the entries are not distinct.
+constexpr std::size_t kUnknownMax = 256;
+
+Result<wire::LayerId> layer_id_of(const ExpertFfn& ffn) {
+  std::vector<gguf::LayerIdMemoryTensor> weights;
+  for (const ggml_tensor* t : {ffn.tensors.gate, ffn.tensors.up, ffn.tensors.gate_up, ffn.tensors.down}) {
+    if (t == nullptr) continue;
+    weights.push_back({.name = ggml_get_name(t),
+                       .type = t->type,
+                       .ne = {static_cast<std::uint64_t>(t->ne[0]), static_cast<std::uint64_t>(t->ne[1]), static_cast<std::uint64_t>(t->ne[2])},
+                       .data = static_cast<const std::byte*>(t->data)});
+  }
+  return gguf::compute_layer_id(weights);
+}
+
+void write_stats_file(Runtime& runtime, const std::string& path) {
+  // By rename, so that a reader never sees half a file.
+  const std::string temporary = path + ".tmp";
+  {
+    std::ofstream out(temporary, std::ios::trunc);
+    out << runtime.stats_json() << '\n';
+    if (!out.flush()) return;
+  }
+  std::error_code ignored;
+  std::filesystem::rename(temporary, path, ignored);
+}
+
+}  // namespace
+
+void log_line(std::string_view text) {
+  const std::string line = std::format("kvasir: {}\n", text);
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+Runtime* Runtime::instance() { return g_runtime; }
+
+Status Runtime::create(Config config) {
+  KVASIR_CHECK(g_runtime == nullptr);
+  g_runtime = new Runtime(std::move(config));
+  g_runtime->start_stats();
+  return {};
+}
+
+void Runtime::start_stats() {
+  if (!config_.stats_file.empty()) {
+    std::thread([this] {
+      while (true) {
+        write_stats_file(*this, config_.stats_file);
+        std::this_thread::sleep_for(kStatsPeriod);
+      }
+    }).detach();
+  }
+  if (config_.stats_at_exit || !config_.stats_file.empty()) {
+    std::atexit([] {
+      Runtime& runtime = *g_runtime;
+      if (!runtime.config_.stats_file.empty()) write_stats_file(runtime, runtime.config_.stats_file);
+      if (runtime.config_.stats_at_exit) log_line("stats " + runtime.stats_json());
+    });
+  }
+}
+
+Result<dispatch::Dispatcher*> Runtime::dispatcher() {
+  std::call_once(dispatcher_once_, [this] {
+    dispatch::Options options = config_.dispatch;
+    options.log = [](std::string line) { log_line(line); };
+    Result<wire::NumericsId> id = ffn::numerics_id();
+    if (!id) {
+      dispatcher_status_ = std::unexpected(id.error());
+      return;
+    }
+    options.numerics_id = *std::move(id);
+    auto made = dispatch::Dispatcher::create(std::move(options));
+    if (!made) {
+      dispatcher_status_ = std::unexpected(made.error());
+      return;
+    }
+    dispatcher_ = *std::move(made);
+  });
+  if (!dispatcher_status_) return std::unexpected(dispatcher_status_.error());
+  return dispatcher_.get();
+}
+
+Result<const dispatch::Layer*> Runtime::layer_of(const ExpertFfn& ffn) {
+  const void* key = ffn.tensors.down->data;
+  std::lock_guard lock(mutex_);
+  if (const auto it = layers_.find(key); it != layers_.end()) return it->second;
+  KVASIR_ASSIGN(dispatch::Dispatcher * dispatcher, this->dispatcher());
+  KVASIR_ASSIGN(const wire::LayerId id, layer_id_of(ffn));
+  const dispatch::Layer& layer = dispatcher->register_layer(id, ffn.layer, ffn.recipe);
+  layers_[key] = &layer;
+  return &layer;
+}
+
+void Runtime::forget(const void* begin, std::size_t bytes) {
+  const auto* first = static_cast<const std::byte*>(begin);
+  std::lock_guard lock(mutex_);
+  layers_.erase(layers_.lower_bound(first), layers_.lower_bound(first + bytes));
+}
+
+void Runtime::note_unknown(const std::string& text) {
+  {
+    std::lock_guard lock(mutex_);
+    if (unknown_.size() >= kUnknownMax || !unknown_.insert(text).second) return;
+  }
+  log_line(std::format("computing an expert layer on this machine: its shape is not known ({}).", text));
+}
+
+std::string Runtime::stats_json() {
+  const dispatch::Stats s = dispatcher_ ? dispatcher_->stats() : dispatch::Stats{};
+  nlohmann::ordered_json json = {
+      {"rounds", s.rounds},
+      {"pairs_remote", s.pairs_remote},
+      {"pairs_local", s.pairs_local},
+      {"bytes_sent", s.bytes_sent},
+      {"bytes_received", s.bytes_received},
+      {"hedges", s.hedges},
+      {"late_answers", s.late_answers},
+      {"invalid_answers", s.invalid_answers},
+      {"workers_lost", s.workers_lost},
+      {"reconnects", s.reconnects},
+      {"round_ns_sum", s.round_ns_sum},
+      {"workers_up", s.workers_up},
+      {"splits_local", local_splits_.load(std::memory_order_relaxed)},
+  };
+  std::lock_guard lock(mutex_);
+  json["unknown_shapes"] = unknown_;
+  return json.dump();
+}
+
+}  // namespace kvasir::plugin
