@@ -1,0 +1,198 @@
+#include "ffn/engine.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <format>
+#include <list>
+#include <unordered_map>
+
+#include "base/check.h"
+#include "ffn/device.h"
+#include "ffn/graph.h"
+#include "ffn/invariance.h"
+#include "ffn/plan.h"
+
+namespace kvasir::ffn {
+namespace {
+
+// Requests are cut (at experts) so that a call's arena stays below this; DESIGN's largest
+// layer (3072 x 1024) gets 1000 pairs a call, where wider ones no longer gain speed.
+constexpr std::uint64_t kArenaBytesTarget = 64ull << 20;
+// One expert's rows stay whole whatever it takes, up to this.
+constexpr std::uint64_t kArenaBytesMax = 2ull << 30;
+// Decode asks for the same few shapes in every layer; a prompt's shape hardly ever recurs.
+constexpr std::uint32_t kCachedPairsMax = 64;
+constexpr std::size_t kCachedGraphsMax = 1024;  // about 25 KiB of host memory each
+
+class GgmlEngine final : public Engine {
+ public:
+  GgmlEngine(ggml_backend_dev_t device, ggml_backend_ptr backend, wire::Numerics numerics)
+      : device_(device),
+        backend_(std::move(backend)),
+        numerics_(numerics),
+        arena_(ggml_gallocr_new(ggml_backend_dev_buffer_type(device))) {}
+
+  Status compute(const wire::Recipe& recipe, const ExpertTensors& tensors, RowsView rows,
+                 std::span<const LocalPair> pairs, float* out) override {
+    return compute(numerics_, recipe, tensors, rows, pairs, out);
+  }
+
+  Status compute(wire::Numerics numerics, const wire::Recipe& recipe, const ExpertTensors& tensors, RowsView rows,
+                 std::span<const LocalPair> pairs, float* out) override {
+    if (pairs.empty()) return {};
+    KVASIR_CHECK(pairs.size() <= wire::kExecPairsMax && rows.row_stride >= recipe.n_embd);
+    for (const LocalPair& pair : pairs) KVASIR_CHECK(pair.row < rows.n_rows && pair.expert < tensors.n_local);
+
+    const std::uint64_t pairs_target =
+        std::clamp<std::uint64_t>(kArenaBytesTarget / arena_bytes_per_pair(recipe), 1, wire::kExecPairsMax);
+    CallPlan plan;
+    if (numerics == wire::Numerics::kInvariant) {
+      KVASIR_ASSIGN(const std::uint32_t chunk, invariant_rows_.of(backend_.get(), recipe, tensors));
+      plan = plan_invariant(pairs, tensors.n_local, chunk, static_cast<std::uint32_t>(pairs_target));
+    } else {
+      plan = plan_whole_experts(pairs, tensors.n_local, static_cast<std::uint32_t>(pairs_target));
+    }
+    std::uint32_t begin = 0;
+    for (std::uint32_t end : plan.ends) {
+      KVASIR_TRY(call(recipe, tensors, rows, pairs, plan.order, begin, end, out));
+      begin = end;
+    }
+    return {};
+  }
+
+  void set_n_threads(int n_threads) override { set_threads(backend_.get(), n_threads); }
+
+  void forget_graphs() override {
+    by_key_.clear();
+    cached_.clear();
+  }
+
+ private:
+  using Cached = std::list<std::pair<GraphKey, FfnGraph>>;
+
+  // Runs the pairs order[begin, end), or pairs[begin, end) if `order` is empty.
+  Status call(const wire::Recipe& recipe, const ExpertTensors& tensors, RowsView rows,
+              std::span<const LocalPair> pairs, std::span<const std::uint32_t> order, std::uint32_t begin,
+              std::uint32_t end, float* out) {
+    const std::uint32_t n = end - begin;
+    const std::size_t row_bytes = std::size_t{recipe.n_embd} * sizeof(float);
+    const auto index = [&](std::uint32_t i) { return order.empty() ? begin + i : order[begin + i]; };
+
+    const GraphKey key{recipe, tensors, n};
+    FfnGraph once;
+    FfnGraph* g = nullptr;
+    if (n <= kCachedPairsMax) {
+      KVASIR_ASSIGN(g, cached_graph(key));
+    } else {
+      KVASIR_ASSIGN(once, make_graph(key));
+      g = &once;
+    }
+
+    // ggml reuses an input's memory after its last use: both are written before every run.
+    const bool host = ggml_backend_buffer_is_host(g->x->buffer);
+    float* x = static_cast<float*>(host ? g->x->data : staged(n * row_bytes));
+    auto* ids = host ? static_cast<std::int32_t*>(g->ids->data) : staged_ids(n);
+    for (std::uint32_t i = 0; i < n; ++i) {
+      const LocalPair& pair = pairs[index(i)];
+      std::memcpy(x + std::size_t{i} * recipe.n_embd, rows.data + pair.row * rows.row_stride, row_bytes);
+      ids[i] = static_cast<std::int32_t>(pair.expert);
+    }
+    if (!host) {
+      ggml_backend_tensor_set(g->x, x, 0, n * row_bytes);
+      ggml_backend_tensor_set(g->ids, ids, 0, n * sizeof(std::int32_t));
+    }
+
+    const ggml_status status = ggml_backend_graph_compute(backend_.get(), g->graph);
+    if (status != GGML_STATUS_SUCCESS)
+      return fatal(std::format("ggml failed to compute on {}: {}.", ggml_backend_dev_name(device_),
+                               ggml_status_to_string(status)));
+
+    if (order.empty()) {
+      ggml_backend_tensor_get(g->out, out + std::size_t{begin} * recipe.n_embd, 0, n * row_bytes);
+      return {};
+    }
+    const auto* y = static_cast<const float*>(g->out->data);
+    if (!host) {
+      y = x;  // the staging area, free again
+      ggml_backend_tensor_get(g->out, x, 0, n * row_bytes);
+    }
+    for (std::uint32_t i = 0; i < n; ++i)
+      std::memcpy(out + std::size_t{index(i)} * recipe.n_embd, y + std::size_t{i} * recipe.n_embd, row_bytes);
+    return {};
+  }
+
+  Result<FfnGraph*> cached_graph(const GraphKey& key) {
+    if (const auto found = by_key_.find(key); found != by_key_.end()) {
+      cached_.splice(cached_.begin(), cached_, found->second);
+      return &found->second->second;
+    }
+    KVASIR_ASSIGN(FfnGraph made, make_graph(key));
+    if (cached_.size() >= kCachedGraphsMax) {
+      by_key_.erase(cached_.back().first);
+      cached_.pop_back();
+    }
+    cached_.emplace_front(key, std::move(made));
+    by_key_.emplace(key, cached_.begin());
+    return &cached_.front().second;
+  }
+
+  // Builds a graph and places it in the arena, which all graphs share, one running at a time.
+  Result<FfnGraph> make_graph(const GraphKey& key) {
+    const std::uint64_t bytes = arena_bytes_per_pair(key.recipe) * key.n_pairs;
+    if (bytes > kArenaBytesMax)
+      return retry_elsewhere(std::format("{} rows for one expert need more than {} MiB: send them in smaller batches.",
+                                         key.n_pairs, kArenaBytesMax >> 20));
+    if (bytes > arena_bytes_) {
+      // Grow to the next power of two of pairs, so that a growing prompt settles quickly.
+      GraphKey wide = key;
+      wide.n_pairs = std::bit_ceil(key.n_pairs);
+      KVASIR_ASSIGN(FfnGraph measure, FfnGraph::build(wide, device_));
+      forget_graphs();  // their tensors lie in the memory about to be freed
+      arena_bytes_ = 0;
+      if (!ggml_gallocr_reserve(arena_.get(), measure.graph)) return no_memory(bytes);
+      arena_bytes_ = arena_bytes_per_pair(key.recipe) * wide.n_pairs;
+    }
+    KVASIR_ASSIGN(FfnGraph g, FfnGraph::build(key, device_));
+    const std::size_t size_before = ggml_gallocr_get_buffer_size(arena_.get(), 0);
+    const bool placed = ggml_gallocr_alloc_graph(arena_.get(), g.graph);
+    if (ggml_gallocr_get_buffer_size(arena_.get(), 0) != size_before) forget_graphs();  // it had to grow after all
+    if (!placed) return no_memory(bytes);
+    return g;
+  }
+
+  std::unexpected<Error> no_memory(std::uint64_t bytes) const {
+    return retry_later(std::format("The device {} has no {} KiB left to compute in.", ggml_backend_dev_name(device_),
+                                   (bytes >> 10) + 1));
+  }
+
+  void* staged(std::size_t bytes) {
+    if (staging_.size() < bytes) staging_.resize(std::max(bytes, 2 * staging_.size()));
+    return staging_.data();
+  }
+  std::int32_t* staged_ids(std::size_t n) {
+    if (staging_ids_.size() < n) staging_ids_.resize(std::max(n, 2 * staging_ids_.size()));
+    return staging_ids_.data();
+  }
+
+  ggml_backend_dev_t device_;
+  ggml_backend_ptr backend_;
+  wire::Numerics numerics_;
+  ggml_gallocr_ptr arena_;
+  std::uint64_t arena_bytes_ = 0;  // by our own estimate, for comparing
+  Cached cached_;                  // most recently used first
+  std::unordered_map<GraphKey, Cached::iterator, GraphKeyHash> by_key_;
+  InvariantRows invariant_rows_;
+  std::vector<std::byte> staging_;  // for devices whose memory the host cannot address
+  std::vector<std::int32_t> staging_ids_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options) {
+  KVASIR_ASSIGN(ggml_backend_dev_t device, find_device(options.device));
+  KVASIR_ASSIGN(ggml_backend_ptr backend, open_backend(device, options.n_threads));
+  return std::make_unique<GgmlEngine>(device, std::move(backend), options.numerics);
+}
+
+}  // namespace kvasir::ffn
