@@ -1,0 +1,178 @@
+#include "net/tls_identity.h"
+
+#include <fcntl.h>
+#include <openssl/bio.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/rand.h>
+#include <openssl/x509.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <format>
+
+#include "base/bytes.h"
+#include "base/hex.h"
+#include "net/fd.h"
+#include "net/openssl_error.h"
+
+namespace kvasir::net {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr off_t kIdentityFileBytesMax = 64 << 10;
+
+using BioPtr = std::unique_ptr<BIO, decltype([](BIO* bio) { BIO_free_all(bio); })>;
+
+std::shared_ptr<EVP_PKEY> own(EVP_PKEY* key) { return {key, EVP_PKEY_free}; }
+std::shared_ptr<X509> own(X509* certificate) { return {certificate, X509_free}; }
+
+std::unexpected<Error> openssl_failed(std::string_view what) {
+  return fatal(std::format("cannot {}: {}.", what, openssl_error_text()));
+}
+
+Result<Fingerprint> fingerprint_of(const X509* certificate) {
+  Fingerprint out;
+  unsigned length = 0;
+  if (X509_digest(certificate, EVP_sha256(), reinterpret_cast<unsigned char*>(out.data()), &length) != 1 || length != out.size())
+    return openssl_failed("hash a certificate");
+  return out;
+}
+
+Result<TlsIdentity> from_pem(ByteSpan pem, const fs::path& path) {
+  const auto refuse = [&] {
+    openssl_error_text();
+    return fix_input(std::format("'{}' holds no valid key and certificate; delete it to get a new identity.", path.string()));
+  };
+  const auto open = [&] { return BioPtr(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size()))); };
+  TlsIdentity identity;
+  identity.key = own(PEM_read_bio_PrivateKey(open().get(), nullptr, nullptr, nullptr));
+  identity.certificate = own(PEM_read_bio_X509(open().get(), nullptr, nullptr, nullptr));
+  if (!identity.key || !identity.certificate || X509_check_private_key(identity.certificate.get(), identity.key.get()) != 1)
+    return refuse();
+  KVASIR_ASSIGN(identity.fingerprint, fingerprint_of(identity.certificate.get()));
+  return identity;
+}
+
+Result<Bytes> to_pem(const TlsIdentity& identity) {
+  const BioPtr bio(BIO_new(BIO_s_secmem()));
+  if (!bio || PEM_write_bio_PKCS8PrivateKey(bio.get(), identity.key.get(), nullptr, nullptr, 0, nullptr, nullptr) != 1 ||
+      PEM_write_bio_X509(bio.get(), identity.certificate.get()) != 1)
+    return openssl_failed("write a TLS key");
+  char* data = nullptr;
+  const long size = BIO_get_mem_data(bio.get(), &data);
+  const ByteSpan bytes = std::as_bytes(std::span(data, static_cast<std::size_t>(size)));
+  return Bytes(bytes.begin(), bytes.end());
+}
+
+// nullopt: there is no such file.
+Result<std::optional<Bytes>> read_private_file(const fs::path& path) {
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!fd && errno == ENOENT) return std::nullopt;
+  struct stat info {};
+  if (!fd || ::fstat(fd.get(), &info) != 0)
+    return fix_input(std::format("cannot read '{}': {}; check who owns it.", path.string(), errno_text(errno)));
+  if (!S_ISREG(info.st_mode) || info.st_size > kIdentityFileBytesMax)
+    return fix_input(std::format("'{}' is not a key file; delete it to get a new identity.", path.string()));
+  if ((info.st_mode & 077) != 0)
+    return fix_input(std::format("others can read the key in '{}'; run chmod 600 on it, or delete it to get a new identity.",
+                                 path.string()));
+  Bytes bytes(static_cast<std::size_t>(info.st_size));
+  std::size_t at = 0;
+  while (at < bytes.size()) {
+    const ssize_t n = ::read(fd.get(), bytes.data() + at, bytes.size() - at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return fatal(std::format("cannot read '{}': {}.", path.string(), errno_text(errno)));
+    if (n == 0) break;
+    at += static_cast<std::size_t>(n);
+  }
+  bytes.resize(at);
+  return bytes;
+}
+
+// The file appears whole or not at all, and never over another one: false if one was there.
+Result<bool> create_private_file(const fs::path& path, ByteSpan bytes) {
+  std::string temporary = path.string() + ".XXXXXX";
+  const auto failed = [&](int errnum) {
+    return fatal(std::format("cannot write '{}': {}; check the directory and the space on its disk.", path.string(),
+                             errno_text(errnum)));
+  };
+  const Fd fd(::mkostemp(temporary.data(), O_CLOEXEC));  // mode 0600
+  if (!fd) return failed(errno);
+  const auto written = [&]() -> int {
+    while (!bytes.empty()) {
+      const ssize_t n = ::write(fd.get(), bytes.data(), bytes.size());
+      if (n < 0 && errno != EINTR) return errno;
+      if (n > 0) bytes = bytes.subspan(static_cast<std::size_t>(n));
+    }
+    if (::fsync(fd.get()) != 0) return errno;
+    return ::link(temporary.c_str(), path.c_str()) == 0 ? 0 : errno;
+  }();
+  ::unlink(temporary.c_str());
+  if (written == EEXIST) return false;
+  if (written != 0) return failed(written);
+  return true;
+}
+
+}  // namespace
+
+Result<Fingerprint> parse_fingerprint(std::string_view text) {
+  const auto bytes = from_hex(text);
+  Fingerprint out;
+  if (!bytes || bytes->size() != out.size())
+    return fix_input(std::format("'{}' is not a certificate fingerprint; copy the 64 hexadecimal digits from the worker's link.",
+                                 text.substr(0, 80)));
+  std::ranges::copy(*bytes, out.begin());
+  return out;
+}
+
+std::string format_fingerprint(const Fingerprint& fingerprint) { return to_hex(fingerprint); }
+
+Result<TlsIdentity> make_tls_identity() {
+  TlsIdentity identity;
+  identity.key = own(EVP_PKEY_Q_keygen(nullptr, nullptr, "EC", "P-256"));
+  identity.certificate = own(X509_new());
+  if (!identity.key || !identity.certificate) return openssl_failed("make a TLS key");
+  X509* certificate = identity.certificate.get();
+  // 63 random bits: positive, and no two certificates alike.
+  std::uint64_t serial = 0;
+  X509_NAME* name = X509_get_subject_name(certificate);
+  const bool made =
+      RAND_bytes(reinterpret_cast<unsigned char*>(&serial), sizeof serial) == 1 &&
+      ASN1_INTEGER_set_uint64(X509_get_serialNumber(certificate), serial >> 1 | 1) == 1 &&
+      X509_set_version(certificate, X509_VERSION_3) == 1 &&
+      X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, reinterpret_cast<const unsigned char*>("kvasir worker"), -1, -1, 0) == 1 &&
+      X509_set_issuer_name(certificate, name) == 1 &&
+      // Wide enough for a clock that is wrong by decades; RFC 5280's "no expiry" date.
+      ASN1_TIME_set_string_X509(X509_getm_notBefore(certificate), "19700101000000Z") == 1 &&
+      ASN1_TIME_set_string_X509(X509_getm_notAfter(certificate), "99991231235959Z") == 1 &&
+      X509_set_pubkey(certificate, identity.key.get()) == 1 && X509_sign(certificate, identity.key.get(), EVP_sha256()) != 0;
+  if (!made) return openssl_failed("make a certificate");
+  KVASIR_ASSIGN(identity.fingerprint, fingerprint_of(certificate));
+  return identity;
+}
+
+Result<TlsIdentity> load_or_make_tls_identity(const fs::path& data_dir) {
+  const fs::path path = data_dir / kTlsIdentityFile;
+  std::error_code error;
+  if (!fs::exists(data_dir, error)) {
+    fs::create_directories(data_dir, error);
+    if (!error) fs::permissions(data_dir, fs::perms::owner_all, error);
+    if (error)
+      return fix_input(std::format("cannot make the directory '{}': {}; give another one.", data_dir.string(), error.message()));
+  }
+  KVASIR_ASSIGN(std::optional<Bytes> pem, read_private_file(path));
+  if (pem) return from_pem(*pem, path);
+
+  KVASIR_ASSIGN(TlsIdentity identity, make_tls_identity());
+  KVASIR_ASSIGN(const Bytes fresh, to_pem(identity));
+  KVASIR_ASSIGN(const bool created, create_private_file(path, fresh));
+  if (created) return identity;
+  KVASIR_ASSIGN(pem, read_private_file(path));  // another process was first
+  if (!pem) return fatal(std::format("'{}' appeared and vanished; start one process at a time.", path.string()));
+  return from_pem(*pem, path);
+}
+
+}  // namespace kvasir::net
