@@ -21,14 +21,14 @@ Result<LayerId> parse_layer_id(const GgufFile& file, const std::string& key) {
   return id;
 }
 
-// Whether a tensor's outermost dimension counts n experts, and each one's values are contiguous.
+// Whether a tensor has one contiguous slab for each of n experts.
 bool is_stacked(const ExpertTensor& tensor, std::uint64_t n) {
-  const Shape& ne = tensor.ne;
-  if (ne[3] != 1) return false;
-  if (tensor.id.part == ExpertPart::kWeight) return ne[2] == n;
-  if (tensor.id.part == ExpertPart::kBias) return ne[2] == 1 && ne[1] == n;
+  const std::size_t dimension = stacked_dimension(tensor.id.part);
   // One value an expert can be cut out only where a block is one value.
-  return ne[2] == 1 && ne[1] == 1 && ne[0] == n && ggml_blck_size(tensor.type) == 1;
+  if (dimension == 0 && ggml_blck_size(tensor.type) != 1) return false;
+  for (std::size_t i = dimension + 1; i < tensor.ne.size(); ++i)
+    if (tensor.ne[i] != 1) return false;
+  return tensor.ne[dimension] == n;
 }
 
 // A file name without folder, query and extension, for models without a name of their own.
@@ -48,6 +48,16 @@ std::string_view to_string(FileKind kind) {
     case FileKind::kBackbone: return "backbone";
   }
   return "unknown";
+}
+
+std::size_t stacked_dimension(ExpertPart part) {
+  switch (part) {
+    case ExpertPart::kWeight: return 2;
+    case ExpertPart::kBias: return 1;
+    case ExpertPart::kScale:
+    case ExpertPart::kInputScale: return 0;
+  }
+  return 0;
 }
 
 const ExpertTensor* LayerExperts::find(ExpertRole role, ExpertPart part) const {

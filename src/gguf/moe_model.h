@@ -26,6 +26,10 @@ enum class FileKind : std::uint8_t {
 };
 std::string_view to_string(FileKind kind);
 
+// Which dimension counts experts in a tensor with one slab an expert: 2 of a weight [n_in,
+// n_out, n_expert], 1 of a bias [n_out, n_expert], 0 of a scale [n_expert].
+std::size_t stacked_dimension(ExpertPart part);
+
 struct ExpertTensor {
   std::string name;
   ExpertTensorName id;

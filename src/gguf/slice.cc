@@ -92,8 +92,7 @@ Status SliceLayout::add_group(const LayerExperts& layer, const ExpertSet& kept) 
     tensor.n_slabs = 1;
     if (source.per_expert) {
       tensor.n_slabs = kept.size();
-      const std::size_t outermost = source.id.part == ExpertPart::kWeight ? 2 : source.id.part == ExpertPart::kBias ? 1 : 0;
-      tensor.ne[outermost] = kept.size();
+      tensor.ne[stacked_dimension(source.id.part)] = kept.size();
     }
     tensor.nbytes = tensor.n_slabs * tensor.slab_bytes;
     n_slabs_ += tensor.n_slabs;
@@ -101,12 +100,6 @@ Status SliceLayout::add_group(const LayerExperts& layer, const ExpertSet& kept) 
   }
   groups_.push_back(std::move(group));
   return {};
-}
-
-std::uint64_t SliceLayout::copied_bytes() const {
-  std::uint64_t total = 0;
-  for (const CopyRun& run : runs_) total += run.size;
-  return total;
 }
 
 Bytes SliceLayout::header(std::span<const Hash> slab_hashes) const {

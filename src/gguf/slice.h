@@ -3,26 +3,17 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "gguf/byte_source.h"
+#include "gguf/copy_runs.h"
 #include "gguf/moe_model.h"
 #include "gguf/slice_plan.h"
 
 namespace kvasir::gguf {
-
-// Bytes [source_offset, +size) of file `file` of the model become [offset, +size) of the output.
-struct CopyRun {
-  std::uint32_t file = 0;
-  std::uint64_t source_offset = 0;
-  std::uint64_t offset = 0;
-  std::uint64_t size = 0;
-};
 
 struct SliceTensor {
   const ExpertTensor* source = nullptr;  // in the model
@@ -41,7 +32,6 @@ class SliceLayout {
   const MoeModel& model() const { return *model_; }
   std::uint64_t header_bytes() const { return header_bytes_; }
   std::uint64_t total_bytes() const { return total_bytes_; }
-  std::uint64_t copied_bytes() const;                                // without header and padding
   const std::vector<SliceTensor>& tensors() const { return tensors_; }  // in output order
   const std::vector<CopyRun>& runs() const { return runs_; }         // in output order
   std::size_t slab_count() const { return n_slabs_; }
@@ -77,13 +67,7 @@ Result<std::vector<Hash>> hash_slabs(const SliceLayout& layout);
 // for. The layout and its model must outlive the source.
 SourcePtr make_slice_source(const SliceLayout& layout, std::span<const Hash> slab_hashes, std::string name);
 
-// Called from the writing thread now and then, and at the end; bytes.
-using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
-
 // Copies, hashes on a second thread, and lets the file appear at `path` when it is complete.
 Status write_slice(const SliceLayout& layout, const std::string& path, const Progress& progress = {});
-
-// Refuses an output path that is one of the model's own files.
-Status check_not_input(const MoeModel& model, const std::string& path);
 
 }  // namespace kvasir::gguf

@@ -1,11 +1,8 @@
 // Filling a file, a stream or a list of hashes from a SliceLayout.
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <atomic>
 #include <format>
-#include <mutex>
 #include <thread>
 
 #include "gguf/output_file.h"
@@ -14,9 +11,6 @@
 namespace kvasir::gguf {
 namespace {
 
-// How far apart the copying and the hashing thread look at each other. Small against caches
-// and memory limits, large against a system call.
-constexpr std::uint64_t kChunkBytes = 1u << 20;
 // What the hasher reads at once: stays in a core's L2 cache between the read and the hash.
 constexpr std::size_t kHashBufferBytes = 128 * 1024;
 
@@ -112,20 +106,8 @@ Result<std::vector<Hash>> hash_slabs(const SliceLayout& layout) {
   return hash_in_order(layout, [&](std::uint64_t offset, std::span<std::byte> out) { return source->read_at(offset, out); });
 }
 
-Status check_not_input(const MoeModel& model, const std::string& path) {
-  struct stat output {};
-  if (::stat(path.c_str(), &output) != 0) return {};
-  for (const GgufFile& file : model.files().files()) {
-    struct stat input {};
-    const int fd = file.source().file_descriptor();
-    if (fd >= 0 && ::fstat(fd, &input) == 0 && input.st_dev == output.st_dev && input.st_ino == output.st_ino)
-      return fix_input(std::format("the output '{}' is the model itself; choose another path.", path));
-  }
-  return {};
-}
-
 Status write_slice(const SliceLayout& layout, const std::string& path, const Progress& progress) {
-  KVASIR_TRY(check_not_input(layout.model(), path));
+  KVASIR_TRY(check_not_input(layout.model().files(), path));
   KVASIR_ASSIGN(OutputFile out, OutputFile::create(path));
   KVASIR_TRY(out.set_size(layout.total_bytes()));
 
@@ -139,22 +121,8 @@ Status write_slice(const SliceLayout& layout, const std::string& path, const Pro
       return out.read_at(offset, part);
     });
   });
-  const auto copy = [&]() -> Status {
-    const std::uint64_t total = layout.copied_bytes();
-    std::uint64_t done = 0;
-    for (const CopyRun& run : layout.runs()) {
-      const ByteSource& source = layout.model().files().files()[run.file].source();
-      for (std::uint64_t at = 0; at < run.size; at += kChunkBytes) {
-        const std::uint64_t size = std::min(kChunkBytes, run.size - at);
-        KVASIR_TRY(out.copy_from(source, run.source_offset + at, run.offset + at, size));
-        written.advance(run.offset + at + size);
-        done += size;
-        if (progress) progress(done, total);
-      }
-    }
-    return {};
-  };
-  const Status copied = copy();
+  const Status copied = copy_runs(layout.model().files(), layout.runs(), out, progress,
+                                  [&](std::uint64_t offset) { written.advance(offset); });
   if (!copied) written.advance(Watermark::kStopped);
   hasher.join();
   KVASIR_TRY(copied);
