@@ -52,7 +52,7 @@ bool checksum_matches(const FrameHeader& header, ByteSpan payload);
 inline constexpr std::uint32_t kHelloFixedBytes = 36;
 inline constexpr std::uint32_t kHoldingFixedBytes = 52;
 inline constexpr std::uint32_t kRangeBytes = 8;
-inline constexpr std::uint32_t kLayerRecipeBytes = 88;
+inline constexpr std::uint32_t kLayerRecipeBytes = 104;
 inline constexpr std::uint32_t kPingBytes = 8;
 inline constexpr std::uint32_t kPongBytes = 24;
 

@@ -1,4 +1,4 @@
-// LAYER_RECIPE: the fixed 88 bytes, and what makes a recipe one that can be computed.
+// LAYER_RECIPE: the fixed 104 bytes, and what makes a recipe one that can be computed.
 
 #include <cmath>
 #include <format>
@@ -22,12 +22,6 @@ enum RecipeFlag : std::uint16_t {
   kClampUp = 1 << 8,
   kAllFlags = (1 << 9) - 1,
 };
-
-bool is_gated(Activation activation) { return activation <= Activation::kSiluMul; }
-
-bool is_known(Activation activation) {
-  return activation <= Activation::kSiluMul || (activation >= Activation::kSilu && activation <= Activation::kGeluQuick);
-}
 
 std::unexpected<Error> refuse(std::string_view why) {
   return fix_input(std::format("the layer recipe is not valid: {}.", why));
@@ -66,8 +60,15 @@ Status validate(const Recipe& recipe) {
     return refuse("only the unfused SiLU product has an activated gate to clamp");
   for (const Clamp* clamp : {&recipe.clamp_gate, &recipe.clamp_gate_activated, &recipe.clamp_up})
     if (!clamp_is_sound(*clamp)) return refuse("a clamp's bounds are not numbers in order");
-  if (recipe.activation == Activation::kSwigluOai && (!std::isfinite(recipe.oai_alpha) || !std::isfinite(recipe.oai_limit)))
-    return refuse("alpha and limit must be finite");
+  // Constants an activation does not use are 0, so that equal shapes have equal bytes.
+  const bool oai = recipe.activation == Activation::kSwigluOai;
+  const bool caps = recipe.activation == Activation::kSoftCapSiluMul;
+  const auto sound = [](bool used, float constant) { return used ? std::isfinite(constant) : constant == 0; };
+  if (!sound(oai, recipe.alpha) || !sound(oai || recipe.activation == Activation::kSwigluClamp, recipe.limit))
+    return refuse("alpha and limit must be finite where its activation uses them, and 0 elsewhere");
+  for (const SoftCap& cap : {recipe.cap_gate, recipe.cap_up})
+    if (!sound(caps, cap.in) || !sound(caps, cap.out))
+      return refuse("soft caps must be finite where its activation uses them, and 0 elsewhere");
   if (recipe.n_embd == 0 || recipe.n_embd > kWidthMax || recipe.n_ff == 0 || recipe.n_ff > kWidthMax)
     return refuse(std::format("its widths must lie in 1..{}", kWidthMax));
   if (recipe.n_expert == 0 || recipe.n_expert > kExpertsMax)
@@ -88,8 +89,6 @@ Bytes encode(const LayerRecipe& message) {
   set(recipe.clamp_gate.enabled, kClampGate);
   set(recipe.clamp_gate_activated.enabled, kClampGateActivated);
   set(recipe.clamp_up.enabled, kClampUp);
-  const bool oai = recipe.activation == Activation::kSwigluOai;
-
   Bytes bytes;
   bytes.reserve(kLayerRecipeBytes);
   ByteWriter out(bytes);
@@ -101,8 +100,8 @@ Bytes encode(const LayerRecipe& message) {
   out.put(std::uint8_t{0});
   out.put(flags);
   out.put(std::uint16_t{0});
-  out.put(oai ? recipe.oai_alpha : 0.0f);
-  out.put(oai ? recipe.oai_limit : 0.0f);
+  for (float constant : {recipe.alpha, recipe.limit, recipe.cap_gate.in, recipe.cap_gate.out, recipe.cap_up.in, recipe.cap_up.out})
+    out.put(constant);
   put_clamp(out, recipe.clamp_gate);
   put_clamp(out, recipe.clamp_gate_activated);
   put_clamp(out, recipe.clamp_up);
@@ -133,10 +132,8 @@ Result<LayerRecipe> decode_layer_recipe(ByteSpan payload) {
   recipe.gate_bias = (flags & kGateBias) != 0;
   recipe.up_bias = (flags & kUpBias) != 0;
   recipe.down_bias = (flags & kDownBias) != 0;
-  recipe.oai_alpha = in.get<float>();
-  recipe.oai_limit = in.get<float>();
-  if (recipe.activation != Activation::kSwigluOai && (recipe.oai_alpha != 0 || recipe.oai_limit != 0))
-    return refuse("alpha and limit must be 0 for its activation");
+  for (float* constant : {&recipe.alpha, &recipe.limit, &recipe.cap_gate.in, &recipe.cap_gate.out, &recipe.cap_up.in, &recipe.cap_up.out})
+    *constant = in.get<float>();
   if (!get_clamp(in, (flags & kClampGate) != 0, recipe.clamp_gate) ||
       !get_clamp(in, (flags & kClampGateActivated) != 0, recipe.clamp_gate_activated) ||
       !get_clamp(in, (flags & kClampUp) != 0, recipe.clamp_up))

@@ -30,8 +30,9 @@ enum class Activation : std::uint8_t {
   kGegluErf = 3,    // ggml_geglu_erf_split
   kGegluQuick = 4,  // ggml_geglu_quick_split
   kSwigluOai = 5,   // ggml_swiglu_oai(gate, up, alpha, limit)
-  kSwigluClamp = 7,  // ggml_swiglu_clamp(gate, up, limit)
-  kSiluMul = 6,     // ggml_mul(clamp(silu(gate)), up), unfused
+  kSwigluClamp = 6,  // ggml_swiglu_clamp(gate, up, limit)
+  kSiluMul = 7,     // ggml_mul(clamp(silu(gate)), up), unfused
+  kSoftCapSiluMul = 8,  // ggml_mul(ggml_mul(cap(gate), sigmoid(gate)), cap(up)), cap as in SoftCap
   // Without a gate (kNone), on `up`:
   kSilu = 16,
   kGelu = 17,
@@ -39,6 +40,19 @@ enum class Activation : std::uint8_t {
   kReluSqr = 19,  // ggml_sqr(ggml_relu(up))
   kGeluErf = 20,
   kGeluQuick = 21,
+};
+
+inline constexpr bool is_gated(Activation activation) { return activation < Activation::kSilu; }
+inline constexpr bool is_known(Activation activation) {
+  return activation <= Activation::kSoftCapSiluMul ||
+         (activation >= Activation::kSilu && activation <= Activation::kGeluQuick);
+}
+
+// ggml_scale(ggml_tanh(ggml_scale(x, in)), out): x bent smoothly below `out`.
+struct SoftCap {
+  float in = 0;
+  float out = 0;
+  friend bool operator==(const SoftCap&, const SoftCap&) = default;
 };
 
 // A ggml_clamp; used only where `enabled`.
@@ -56,7 +70,9 @@ struct Recipe {
   // Order per path: matrix, then scale, then bias.
   bool gate_scale = false, up_scale = false, down_scale = false;
   bool gate_bias = false, up_bias = false, down_bias = false;
-  float oai_alpha = 0, oai_limit = 0;  // kSwigluOai only
+  float alpha = 0;                     // kSwigluOai
+  float limit = 0;                     // kSwigluOai, kSwigluClamp
+  SoftCap cap_gate{}, cap_up{};        // kSoftCapSiluMul
   Clamp clamp_gate{};                  // before the activation
   Clamp clamp_gate_activated{};          // kSiluMul: after silu
   Clamp clamp_up{};                    // before the activation
