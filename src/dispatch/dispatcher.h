@@ -7,11 +7,13 @@
 // connections of its own rounds. Dispatcher outlives its drivers.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/clock.h"
@@ -42,6 +44,21 @@ struct Options {
   wire::NumericsId numerics_id;
   // The first round waits this long for workers that are still connecting.
   Nanos connect_wait = std::chrono::seconds(5);
+  // Without local compute, a round waits this long for a lost replica before it fails.
+  Nanos no_replica_wait = std::chrono::seconds(10);
+  // An answer is looked for this long without giving the processor away, because a sleeping
+  // thread wakes slowly; 0 suits machines whose cores the workers need.
+  Nanos spin = std::chrono::microseconds(50);
+  // Bounds of the measured deadlines: before the first a second replica is never asked,
+  // before the second nothing is computed here instead; past the ceiling nobody waits.
+  Nanos hedge_floor = std::chrono::milliseconds(4);
+  Nanos fallback_floor = std::chrono::milliseconds(250);
+  Nanos deadline_ceiling = std::chrono::seconds(60);
+  // Requests to second replicas, as a share of all requests.
+  double hedge_budget = 0.05;
+  // How rows travel; other than f32 only with Numerics::kFast.
+  wire::RowType row_type = wire::RowType::kF32;
+  wire::RowType result_type = wire::RowType::kF32;
   // Lines for the user ("worker x:y lost: …; its pairs are computed elsewhere."); any thread.
   std::function<void(std::string)> log;
 };
@@ -60,6 +77,13 @@ struct Stats {
   std::uint64_t reconnects = 0;
   std::uint64_t round_ns_sum = 0;      // wall time inside rounds
   std::uint64_t workers_up = 0;        // gauge
+};
+
+// Wall time of one layer's rounds: bucket i counts rounds of [2^i, 2^(i+1)) nanoseconds.
+struct LayerTimes {
+  std::uint32_t layer = 0;
+  wire::ExpertGroup group = wire::ExpertGroup::kExps;
+  std::array<std::uint64_t, 40> rounds{};
 };
 
 // The experts of one (layer, group), registered once; the handle is cheap to copy.
@@ -98,6 +122,7 @@ class Dispatcher {
   virtual const Layer& register_layer(const wire::LayerId& id, std::uint32_t layer, const wire::Recipe& recipe) = 0;
   virtual std::unique_ptr<RoundDriver> make_driver() = 0;
   virtual Stats stats() const = 0;
+  virtual std::vector<LayerTimes> layer_times() const = 0;
 };
 
 }  // namespace kvasir::dispatch

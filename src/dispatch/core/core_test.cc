@@ -156,7 +156,7 @@ struct Cluster {
     pairs = std::move(p);
     written.assign(pairs.size(), 0);
     return engine.begin(fleet, {.key = {layer_id(1)}, .layer = 1, .n_expert = 64, .n_rows = n_rows, .n_embd = 4,
-                                .request_rows_max = 1024, .pairs = pairs}, now);
+                                .request_rows_max = 1024, .request_pairs_max = 4096, .pairs = pairs}, now);
   }
   // Takes over the orders to send.
   std::vector<Request> sent() {
@@ -167,7 +167,7 @@ struct Cluster {
   }
   Verdict answer(const Request& request, bool finite = true, std::uint32_t n_embd = 4) {
     const auto n = static_cast<std::uint32_t>(request.pairs.size());
-    return engine.on_result(request.worker, request.id, {.n_embd = n_embd, .n_rows = n, .total_rows = n}, false, now,
+    return engine.on_result(request.worker, request.id, {.n_embd = n_embd, .first_row = 0, .n_rows = n, .total_rows = n}, false, now,
                             [&](std::uint32_t, std::uint32_t pair) {
                               if (finite) ++written[pair];
                               return finite;

@@ -84,7 +84,7 @@ Verdict RoundEngine::check_result(WorkerIndex w, std::uint64_t id, const wire::R
   }
   // Frames of one answer come in order and without gaps, and `more` says the truth.
   const std::uint32_t total = static_cast<std::uint32_t>(request->pairs.size());
-  const bool fits = head.n_embd == input_.n_embd && head.total_rows == total && head.first_row == request->received &&
+  const bool fits = head.n_embd == input_.n_embd && head.row_type == input_.result_type && head.total_rows == total && head.first_row == request->received &&
                     head.n_rows > 0 && head.n_rows <= total - request->received &&
                     more == (request->received + head.n_rows < total);
   if (fits) return Verdict::kTaken;
@@ -272,20 +272,23 @@ Status RoundEngine::end(Fleet& fleet, TimePoint now) {
     if (link.unanswered.size() > kUnansweredMax) to_drop.push_back(request.worker);
   }
   flush_reports(fleet, now);
+  std::optional<Error> failure = std::move(failure_);
+  abandon();
+  if (failure) return std::unexpected(*std::move(failure));
+  return {};
+}
+
+void RoundEngine::abandon() {
   n_requests_ = 0;
+  remaining_ = 0;
   input_.pairs = {};
+  groups_.clear();
   unplaced_.clear();
   local_groups_.clear();
   next_local_ = 0;
   doubts_.clear();
   n_parked_ = 0;
-  if (failure_) {
-    Error error = *std::move(failure_);
-    failure_.reset();
-    remaining_ = 0;
-    return std::unexpected(std::move(error));
-  }
-  return {};
+  failure_.reset();
 }
 
 // --- local compute -----------------------------------------------------------------------

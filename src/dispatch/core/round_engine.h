@@ -28,12 +28,17 @@ struct RoundInput {
   std::uint32_t n_expert = 0;
   std::uint32_t n_rows = 0;
   std::uint32_t n_embd = 0;
-  std::uint32_t request_rows_max = 0;  // rows that fit one EXEC; see exec_rows_max()
+  wire::RowType result_type = wire::RowType::kF32;
+  // What fits one EXEC and its answer: see exec_rows_max() and exec_pairs_max().
+  std::uint32_t request_rows_max = 0;
+  std::uint32_t request_pairs_max = 0;
   std::span<const wire::Pair> pairs;   // borrowed until end()
 };
 
 // Rows of `row_bytes` that fit one EXEC beside the largest pair table.
 std::uint32_t exec_rows_max(std::size_t row_bytes);
+// Pairs whose answers of `result_row_bytes` each stay under the limit of one answer.
+std::uint32_t exec_pairs_max(std::size_t result_row_bytes);
 
 // What goes to one worker as one EXEC.
 struct Request {
@@ -88,6 +93,11 @@ class RoundEngine {
   bool finished() const { return remaining_ == 0 || failure_.has_value(); }
   // After finished(): abandons what is outstanding and tells the fleet. May add orders.
   Status end(Fleet& fleet, TimePoint now);
+
+  // Gives up the round at once, after the links were taken down (out of memory).
+  void abandon();
+  // Between rounds: tells the fleet what link_down() left to say.
+  void settle(Fleet& fleet, TimePoint now) { flush_reports(fleet, now); }
 
   // --- answers ---
   // `sink(i, pair)` is called for each row i of the frame that is still wanted; it writes

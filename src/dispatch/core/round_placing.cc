@@ -9,10 +9,15 @@
 namespace kvasir::dispatch {
 
 std::uint32_t exec_rows_max(std::size_t row_bytes) {
-  constexpr std::size_t kTablesBytes = wire::kExecHeadBytes + std::size_t{wire::kExecPairsMax} * (8 + 4);
+  constexpr std::size_t kTablesBytes = wire::kExecHeadBytes + std::size_t{wire::kExecPairsMax} * (wire::kPairBytes + sizeof(float));
   static_assert(kTablesBytes < wire::kFramePayloadBytesMax);
   return static_cast<std::uint32_t>(std::min<std::size_t>(
       wire::kExecRowsMax, (wire::kFramePayloadBytesMax - kTablesBytes) / std::max<std::size_t>(row_bytes, 1)));
+}
+
+std::uint32_t exec_pairs_max(std::size_t result_row_bytes) {
+  return static_cast<std::uint32_t>(std::min<std::size_t>(
+      wire::kExecPairsMax, wire::kAnswerBytesMax / std::max<std::size_t>(result_row_bytes, 1)));
 }
 
 Status RoundEngine::begin(Fleet& fleet, const RoundInput& input, TimePoint now) {
@@ -124,7 +129,7 @@ void RoundEngine::place(Fleet& fleet, std::vector<std::uint32_t>& groups, bool h
 
 std::optional<WorkerIndex> RoundEngine::choose(Fleet& fleet, const LayerRoutes* routes, const Group& group, bool hedge,
                                                TimePoint now) {
-  if (routes == nullptr || group.repeated || group.n_tried == kTriesMax || group.count > wire::kExecPairsMax ||
+  if (routes == nullptr || group.repeated || group.n_tried == kTriesMax || group.count > input_.request_pairs_max ||
       group.count > input_.request_rows_max)
     return std::nullopt;
   const auto replicas = routes->replicas(group.expert);
@@ -169,7 +174,7 @@ void RoundEngine::no_replica(std::uint32_t g, TimePoint now) {
   const std::string what = "layer " + std::to_string(input_.layer) + ", expert " + std::to_string(group.expert);
   if (group.repeated) {
     failure_ = Error{ErrorAction::kFixInput, what + ": the router picked it twice for one row; the graph is misread."};
-  } else if (group.count > input_.request_rows_max || group.count > wire::kExecPairsMax) {
+  } else if (group.count > input_.request_rows_max || group.count > input_.request_pairs_max) {
     failure_ = Error{ErrorAction::kFixInput, what + ": " + std::to_string(group.count) +
                                                  " rows do not fit one request; lower --ubatch-size."};
   } else if (group.not_finite) {
@@ -195,7 +200,7 @@ bool RoundEngine::build_requests(Fleet& fleet, WorkerIndex w, std::span<const st
     const std::uint64_t mark = ++stamp_;
     for (; at < groups.size(); ++at) {
       Group& group = groups_[groups[at]];
-      if (request.pairs.size() + group.count > wire::kExecPairsMax) break;
+      if (request.pairs.size() + group.count > input_.request_pairs_max) break;
       std::uint32_t new_rows = 0;
       for (std::uint32_t i = 0; i < group.count; ++i)
         new_rows += row_stamp_[input_.pairs[order_[group.first + i]].row] != mark;

@@ -1,0 +1,174 @@
+#include "dispatch/client/background.h"
+
+#include <signal.h>
+
+#include <algorithm>
+
+namespace kvasir::dispatch {
+namespace {
+
+// Even with nothing due the thread looks around this often.
+constexpr Nanos kIdleMax = std::chrono::milliseconds(500);
+
+}  // namespace
+
+Result<std::unique_ptr<Background>> Background::start(Shared& shared) {
+  std::optional<net::TlsContext> tls;
+  std::vector<Control> controls(shared.options.workers.size());
+  for (std::size_t w = 0; w < controls.size(); ++w) {
+    Peer& peer = controls[w].peer;
+    peer.where = shared.options.workers[w];
+    peer.name = shared.names[w];
+    if (peer.where.fingerprint.empty()) continue;
+    KVASIR_ASSIGN(peer.fingerprint, net::parse_fingerprint(peer.where.fingerprint));
+    if (!tls) {
+      KVASIR_ASSIGN(tls, net::TlsContext::client());
+    }
+  }
+  std::unique_ptr<Background> out(new Background(shared, std::move(tls)));
+  out->controls_ = std::move(controls);
+  // Signals are the host program's: its handlers must not run on this thread.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  out->thread_ = std::thread([self = out.get()] { self->run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return out;
+}
+
+Background::~Background() {
+  shared_.stop.store(true, std::memory_order_release);
+  shared_.bell.ring();
+  if (thread_.joinable()) thread_.join();
+}
+
+wire::Hello Background::hello() const {
+  return {.role = wire::Role::kBackbone,
+          .numerics = shared_.options.numerics,
+          .software = "kvasir",
+          .numerics_id = shared_.options.numerics_id,
+          .token = shared_.options.token};
+}
+
+void Background::run() {
+  std::vector<pollfd> fds;
+  while (!shared_.stop.load(std::memory_order_acquire)) {
+    TimePoint now = monotonic_now();
+    const TimePoint wake = gather(fds, now);
+    const auto wait = std::chrono::ceil<std::chrono::milliseconds>(std::clamp(wake - now, Nanos(0), kIdleMax));
+    ::poll(fds.data(), fds.size(), static_cast<int>(wait.count()));
+    shared_.bell.clear();
+    // Taken before the sockets are read: what came while this thread slept is seen before
+    // anybody is judged late.
+    now = monotonic_now();
+    try {
+      sync_drivers(now);
+      for (WorkerIndex w = 0; w < controls_.size(); ++w) step_control(w, now);
+      for (Driver& driver : drivers_)
+        for (WorkerIndex w = 0; w < controls_.size(); ++w) step_data(driver, w, now);
+      say_who_holds_nothing(now);
+    } catch (const std::bad_alloc&) {
+      std::this_thread::sleep_for(kIdleMax);  // memory may come back; connections stand
+    }
+  }
+}
+
+TimePoint Background::gather(std::vector<pollfd>& fds, TimePoint now) {
+  TimePoint wake = now + kIdleMax;
+  fds.clear();
+  fds.push_back({.fd = shared_.bell.fd(), .events = POLLIN, .revents = 0});
+  for (WorkerIndex w = 0; w < controls_.size(); ++w) {
+    const Control& control = controls_[w];
+    if (control.attempt) {
+      fds.push_back({.fd = control.attempt->fd(), .events = control.attempt->wants(), .revents = 0});
+    } else if (control.link) {
+      const net::Stream& stream = *control.link->stream;
+      fds.push_back({.fd = stream.fd(), .events = stream.wants(), .revents = 0});
+      wake = std::min(wake, control.ping_at);
+    } else {
+      const std::lock_guard lock(shared_.mutex);
+      if (const auto next = shared_.fleet.next_attempt(w)) wake = std::min(wake, *next);
+    }
+  }
+  for (const Driver& driver : drivers_) {
+    for (WorkerIndex w = 0; w < controls_.size(); ++w) {
+      const DataLink& data = driver.links[w];
+      if (data.attempt) fds.push_back({.fd = data.attempt->fd(), .events = data.attempt->wants(), .revents = 0});
+      else if (!data.handed_over && controls_[w].link) wake = std::min(wake, data.next_attempt);
+    }
+  }
+  return wake;
+}
+
+// New drivers get links; those that are gone take their attempts with them.
+void Background::sync_drivers(TimePoint now) {
+  std::vector<std::shared_ptr<Port>> ports;
+  {
+    const std::lock_guard lock(shared_.mutex);
+    ports = shared_.ports;
+  }
+  std::erase_if(drivers_, [&](const Driver& driver) { return std::ranges::find(ports, driver.port) == ports.end(); });
+  for (const auto& port : ports) {
+    const auto known = std::ranges::find(drivers_, port, &Driver::port);
+    Driver& driver = known != drivers_.end() ? *known : drivers_.emplace_back(port, std::vector<DataLink>(controls_.size()));
+    for (const LinkLost& lost : driver.port->collect_lost()) {
+      DataLink& data = driver.links[lost.worker];
+      data.handed_over = false;
+      // A worker that greets and then drops every link is not asked ever faster.
+      data.failures = now - data.handed_at < kLinkLifeMin ? data.failures + 1 : 0;
+      const Nanos backoff = data.failures == 0 ? Nanos(0)
+                                               : std::min(Tuning{}.backoff_first * (1 << std::min(data.failures, 12u)),
+                                                          Tuning{}.backoff_max);
+      data.next_attempt = now + std::max(lost.wait, backoff);
+    }
+  }
+}
+
+// --- data links --------------------------------------------------------------------------
+
+void Background::step_data(Driver& driver, WorkerIndex w, TimePoint now) {
+  DataLink& data = driver.links[w];
+  if (!controls_[w].link) {
+    data.attempt.reset();
+    return;
+  }
+  if (!data.attempt) {
+    if (data.handed_over || now < data.next_attempt) return;
+    data.attempt = std::make_unique<Handshake>(controls_[w].peer, hello(), tls(), now);
+  }
+  const Handshake::State state = data.attempt->step(now);
+  if (state == Handshake::State::kPending) return;
+  if (state == Handshake::State::kDone) {
+    data.handed_over = true;
+    data.handed_at = now;
+    driver.port->post({.worker = w, .link = data.attempt->take_link()});
+  } else {
+    ++data.failures;
+    const auto doubled = static_cast<std::int64_t>(1u << std::min(data.failures, 12u));
+    const Nanos backoff = std::min(Tuning{}.backoff_first * doubled, Tuning{}.backoff_max);
+    data.next_attempt = now + Nanos(static_cast<std::int64_t>(static_cast<double>(backoff.count()) * (0.5 + 0.5 * jitter_.unit())));
+  }
+  data.attempt.reset();
+}
+
+void Background::say_who_holds_nothing(TimePoint now) {
+  std::vector<LayerKey> layers;
+  {
+    const std::lock_guard lock(shared_.mutex);
+    if (shared_.layers.empty()) return;
+    if (!layers_seen_) layers_seen_ = now;
+    if (now - *layers_seen_ < kHoldsNothingAfter) return;
+    for (const LayerEntry& layer : shared_.layers) layers.push_back(layer.key());
+  }
+  for (Control& control : controls_) {
+    if (!control.link || control.nothing_held_said) continue;
+    const bool shares = std::ranges::any_of(
+        control.held, [&](const LayerKey& key) { return std::ranges::find(layers, key) != layers.end(); });
+    if (shares) continue;
+    control.nothing_held_said = true;
+    shared_.log("worker " + control.peer.name +
+                " holds no experts of this model (or of another version of it), so it is not asked; give it a slice of the file in use.");
+  }
+}
+
+}  // namespace kvasir::dispatch

@@ -1,0 +1,86 @@
+// The thread that knows the workers: one control connection to each (HELLO, HOLDINGS, PING),
+// reconnection with back-off, and the making of data links for every driver.
+#pragma once
+
+#include <poll.h>
+
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "dispatch/client/handshake.h"
+#include "dispatch/client/shared.h"
+
+namespace kvasir::dispatch {
+
+inline constexpr Nanos kPingInterval = std::chrono::seconds(1);
+// A worker is lost when a ping stays unanswered this long: it may be stopped, its host gone,
+// or something between swallow bytes with the socket open.
+inline constexpr Nanos kPongMax = std::chrono::milliseconds(2500);
+inline constexpr Nanos kResolveAgain = std::chrono::seconds(30);
+// A data link that lasts shorter than this counts as a failed attempt.
+inline constexpr Nanos kLinkLifeMin = std::chrono::seconds(10);
+// A worker that shares no layer with the model is mentioned this long after the first round.
+inline constexpr Nanos kHoldsNothingAfter = std::chrono::seconds(5);
+
+class Background {
+ public:
+  static Result<std::unique_ptr<Background>> start(Shared& shared);
+  ~Background();
+
+ private:
+  struct Control {
+    Peer peer;
+    TimePoint resolve_at{};
+    std::unique_ptr<Handshake> attempt;
+    std::unique_ptr<Link> link;
+    TimePoint ping_at{};
+    std::optional<TimePoint> ping_sent;  // of the oldest unanswered one
+    bool was_up = false;
+    std::string last_refusal;   // logged once
+    bool unreachable_said = false;
+    bool nothing_held_said = false;
+    std::vector<LayerKey> held;  // of the last HOLDINGS
+  };
+  // A driver's link to one worker, as far as this thread is concerned.
+  struct DataLink {
+    std::unique_ptr<Handshake> attempt;
+    bool handed_over = false;
+    TimePoint handed_at{};
+    TimePoint next_attempt{};
+    std::uint32_t failures = 0;
+  };
+  struct Driver {
+    std::shared_ptr<Port> port;
+    std::vector<DataLink> links;  // by worker
+  };
+
+  explicit Background(Shared& shared, std::optional<net::TlsContext> tls) : shared_(shared), tls_(std::move(tls)) {}
+  void run();
+  void sync_drivers(TimePoint now);
+  void step_control(WorkerIndex w, TimePoint now);
+  void begin_attempt(WorkerIndex w, TimePoint now);
+  void finish_attempt(WorkerIndex w, Handshake::State state, TimePoint now);
+  void read_control(WorkerIndex w, TimePoint now);
+  bool on_control_frame(WorkerIndex w, const net::Frame& frame, TimePoint now);
+  void take_holdings(WorkerIndex w, wire::Holdings holdings);
+  void ping(WorkerIndex w, TimePoint now);
+  void lose_control(WorkerIndex w, const std::string& why, TimePoint now);
+  void step_data(Driver& driver, WorkerIndex w, TimePoint now);
+  void say_who_holds_nothing(TimePoint now);
+  wire::Hello hello() const;
+  const net::TlsContext* tls() const { return tls_ ? &*tls_ : nullptr; }
+  // Collects descriptors and the time of the next thing to do.
+  TimePoint gather(std::vector<pollfd>& fds, TimePoint now);
+
+  Shared& shared_;
+  std::optional<net::TlsContext> tls_;
+  std::vector<Control> controls_;
+  std::vector<Driver> drivers_;
+  std::optional<TimePoint> layers_seen_;
+  Rng jitter_{0x6b76};
+  std::thread thread_;
+};
+
+}  // namespace kvasir::dispatch

@@ -1,0 +1,173 @@
+// Background, second half: the control connections.
+#include <algorithm>
+
+#include "dispatch/client/background.h"
+
+namespace kvasir::dispatch {
+
+void Background::step_control(WorkerIndex w, TimePoint now) {
+  Control& control = controls_[w];
+  if (control.link) {
+    read_control(w, now);
+    if (control.link) ping(w, now);
+    return;
+  }
+  if (!control.attempt) {
+    {
+      const std::lock_guard lock(shared_.mutex);
+      const std::optional<TimePoint> due = shared_.fleet.next_attempt(w);
+      if (!due || now < *due) return;
+    }
+    begin_attempt(w, now);
+  }
+  if (control.attempt) {
+    const Handshake::State state = control.attempt->step(now);
+    if (state != Handshake::State::kPending) finish_attempt(w, state, now);
+  }
+}
+
+void Background::begin_attempt(WorkerIndex w, TimePoint now) {
+  Control& control = controls_[w];
+  if (control.peer.addresses.empty() || now >= control.resolve_at) {
+    Result<std::vector<net::Address>> addresses = net::resolve({control.peer.where.host, control.peer.where.port});
+    if (addresses) {
+      control.peer.addresses = *std::move(addresses);
+      control.resolve_at = now + kResolveAgain;
+    } else if (control.peer.addresses.empty()) {
+      lose_control(w, addresses.error().message, now);
+      return;
+    }
+  }
+  {
+    const std::lock_guard lock(shared_.mutex);
+    shared_.fleet.on_connecting(w);
+  }
+  control.attempt = std::make_unique<Handshake>(control.peer, hello(), tls(), now);
+}
+
+void Background::finish_attempt(WorkerIndex w, Handshake::State state, TimePoint now) {
+  Control& control = controls_[w];
+  const std::unique_ptr<Handshake> attempt = std::move(control.attempt);
+  if (state == Handshake::State::kFailed) return lose_control(w, attempt->error(), now);
+  if (state == Handshake::State::kRefused) {
+    {
+      const std::lock_guard lock(shared_.mutex);
+      shared_.fleet.on_refused(w, now);
+    }
+    if (attempt->error() != control.last_refusal) {
+      control.last_refusal = attempt->error();
+      shared_.log("worker " + control.peer.name + " cannot be used: " + control.last_refusal);
+    }
+    return;
+  }
+  control.link = attempt->take_link();
+  control.ping_at = now + kPingInterval;
+  control.ping_sent.reset();
+  control.last_refusal.clear();
+  control.nothing_held_said = false;
+  {
+    const std::lock_guard lock(shared_.mutex);
+    shared_.fleet.on_connected(w, attempt->round_trip());
+  }
+  take_holdings(w, attempt->take_holdings());
+  if (control.was_up) add(shared_.stats.reconnects, 1);
+  if (control.was_up || control.unreachable_said) shared_.log("worker " + control.peer.name + " is back.");
+  control.was_up = true;
+  control.unreachable_said = false;
+}
+
+void Background::take_holdings(WorkerIndex w, wire::Holdings holdings) {
+  Control& control = controls_[w];
+  control.held.clear();
+  for (const wire::Holding& entry : holdings.entries) control.held.push_back({entry.layer_id, entry.group});
+  control.nothing_held_said = false;
+  const std::lock_guard lock(shared_.mutex);
+  shared_.fleet.on_holdings(w, std::move(holdings));
+}
+
+void Background::lose_control(WorkerIndex w, const std::string& why, TimePoint now) {
+  Control& control = controls_[w];
+  const bool was_up = control.link != nullptr;
+  control.attempt.reset();
+  control.link.reset();
+  std::vector<std::shared_ptr<Port>> ports;
+  {
+    const std::lock_guard lock(shared_.mutex);
+    shared_.fleet.on_lost(w, now);
+    ports = shared_.ports;
+  }
+  if (was_up) {
+    add(shared_.stats.workers_lost, 1);
+    for (const auto& port : ports) port->post({.worker = w, .link = nullptr});
+    shared_.log("worker " + control.peer.name + " is lost (" + why + ") Its experts are computed elsewhere until it is back.");
+  } else if (!control.unreachable_said) {
+    control.unreachable_said = true;
+    shared_.log("worker " + control.peer.name + " cannot be reached yet: " + why);
+  }
+}
+
+void Background::read_control(WorkerIndex w, TimePoint now) {
+  Link& link = *controls_[w].link;
+  while (true) {
+    Result<net::FrameReader::State> got = link.reader.read(*link.stream);
+    if (!got) return lose_control(w, got.error().message, now);
+    if (*got == net::FrameReader::State::kWouldBlock) break;
+    if (*got == net::FrameReader::State::kEnd) return lose_control(w, "it closed the connection.", now);
+    if (!on_control_frame(w, link.reader.frame(), now))
+      return lose_control(w, "it broke the protocol on its control connection.", now);
+  }
+  if (Result<bool> flushed = link.writer.flush(*link.stream); !flushed) lose_control(w, flushed.error().message, now);
+}
+
+// False: the frame has no place here.
+bool Background::on_control_frame(WorkerIndex w, const net::Frame& frame, TimePoint now) {
+  Control& control = controls_[w];
+  switch (frame.header.type) {
+    case wire::FrameType::kPong: {
+      const Result<wire::Pong> pong = wire::decode_pong(frame.payload);
+      if (!pong || !control.ping_sent) return pong.has_value();
+      control.ping_sent.reset();
+      const std::lock_guard lock(shared_.mutex);
+      const auto sent = TimePoint(Nanos(static_cast<std::int64_t>(pong->sent_ns)));
+      shared_.fleet.on_pong(w, *pong, std::clamp(now - sent, Nanos(0), kPongMax), now);
+      return true;
+    }
+    case wire::FrameType::kHoldings: {
+      Result<wire::Holdings> holdings = wire::decode_holdings(frame.payload);
+      if (!holdings) return false;
+      take_holdings(w, *std::move(holdings));
+      return true;
+    }
+    case wire::FrameType::kDrain: {
+      {
+        const std::lock_guard lock(shared_.mutex);
+        shared_.fleet.on_draining(w);
+      }
+      shared_.log("worker " + control.peer.name + " is shutting down; it takes nothing new.");
+      return true;
+    }
+    case wire::FrameType::kPing: {
+      const Result<wire::Ping> ping = wire::decode_ping(frame.payload);
+      if (!ping) return false;
+      const Bytes pong = wire::encode_frame(wire::FrameType::kPong, frame.header.request_id,
+                                            wire::Pong{.sent_ns = ping->sent_ns}, control.link->checksum());
+      return control.link->writer.send(*control.link->stream, pong).has_value();
+    }
+    case wire::FrameType::kError: return true;  // the close that follows is what counts
+    default: return false;
+  }
+}
+
+void Background::ping(WorkerIndex w, TimePoint now) {
+  Control& control = controls_[w];
+  if (control.ping_sent && now - *control.ping_sent >= kPongMax)
+    return lose_control(w, "it does not answer, though the connection is open.", now);
+  if (now < control.ping_at) return;
+  control.ping_at = now + kPingInterval;
+  if (!control.ping_sent) control.ping_sent = now;
+  const wire::Ping ping{.sent_ns = static_cast<std::uint64_t>(now.time_since_epoch().count())};
+  const Bytes frame = wire::encode_frame(wire::FrameType::kPing, 0, ping, control.link->checksum());
+  if (Status sent = control.link->writer.send(*control.link->stream, frame); !sent) lose_control(w, sent.error().message, now);
+}
+
+}  // namespace kvasir::dispatch

@@ -1,0 +1,108 @@
+#include "dispatch/dispatcher.h"
+
+#include <random>
+
+#include "dispatch/client/background.h"
+#include "dispatch/client/driver.h"
+#include "dispatch/client/shared.h"
+
+namespace kvasir::dispatch {
+namespace {
+
+class DispatcherImpl final : public Dispatcher {
+ public:
+  explicit DispatcherImpl(std::unique_ptr<Shared> shared) : shared_(std::move(shared)) {}
+
+  Status start() {
+    if (shared_->options.local == LocalPolicy::kOnly || shared_->options.workers.empty()) return {};
+    KVASIR_ASSIGN(background_, Background::start(*shared_));
+    return {};
+  }
+
+  const Layer& register_layer(const wire::LayerId& id, std::uint32_t layer, const wire::Recipe& recipe) override {
+    const std::lock_guard lock(shared_->mutex);
+    for (const LayerEntry& entry : shared_->layers)
+      if (entry.layer_id == id && entry.recipe == recipe) return entry;
+    LayerEntry& entry = shared_->layers.emplace_back();
+    entry.recipe_id = static_cast<std::uint32_t>(shared_->layers.size() - 1);
+    entry.layer_id = id;
+    entry.layer = layer;
+    entry.recipe = recipe;
+    return entry;
+  }
+
+  std::unique_ptr<RoundDriver> make_driver() override {
+    // Without a descriptor for its mailbox a driver gets no links, and computes locally.
+    Result<Bell> bell = Bell::create();
+    if (!bell) shared_->log(bell.error().message);
+    auto port = std::make_shared<Port>(bell ? *std::move(bell) : Bell());
+    if (bell) {
+      const std::lock_guard lock(shared_->mutex);
+      shared_->ports.push_back(port);
+    }
+    shared_->bell.ring();
+    return std::make_unique<Driver>(*shared_, std::move(port));
+  }
+
+  Stats stats() const override {
+    const AtomicStats& s = shared_->stats;
+    Stats out{.rounds = s.rounds,
+              .pairs_remote = s.pairs_remote,
+              .pairs_local = s.pairs_local,
+              .bytes_sent = s.bytes_sent,
+              .bytes_received = s.bytes_received,
+              .hedges = s.hedges,
+              .late_answers = s.late_answers,
+              .invalid_answers = s.invalid_answers,
+              .workers_lost = s.workers_lost,
+              .reconnects = s.reconnects,
+              .round_ns_sum = s.round_ns_sum};
+    const std::lock_guard lock(shared_->mutex);
+    out.workers_up = shared_->fleet.count_up();
+    return out;
+  }
+
+  std::vector<LayerTimes> layer_times() const override {
+    const std::lock_guard lock(shared_->mutex);
+    std::vector<LayerTimes> out;
+    for (const LayerEntry& entry : shared_->layers) {
+      LayerTimes& times = out.emplace_back();
+      times.layer = entry.layer;
+      times.group = entry.recipe.group;
+      for (std::size_t i = 0; i < times.rounds.size(); ++i) times.rounds[i] = entry.rounds[i].load(std::memory_order_relaxed);
+    }
+    return out;
+  }
+
+ private:
+  std::unique_ptr<Shared> shared_;
+  std::unique_ptr<Background> background_;  // after shared_: stops first
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Dispatcher>> Dispatcher::create(Options options) {
+  if (options.workers.size() > kWorkersMax)
+    return fix_input("more than " + std::to_string(kWorkersMax) + " workers are configured; use fewer.");
+  if (options.numerics != wire::Numerics::kFast &&
+      (options.row_type != wire::RowType::kF32 || options.result_type != wire::RowType::kF32))
+    return fix_input("rows other than f32 change results; choose KVASIR_NUMERICS=fast with KVASIR_WIRE.");
+  Tuning tuning;
+  tuning.no_replica_wait = options.no_replica_wait;
+  tuning.hedge_floor = options.hedge_floor;
+  tuning.final_floor = options.fallback_floor;
+  tuning.deadline_ceiling = options.deadline_ceiling;
+  tuning.hedge_earned_per_request = options.hedge_budget;
+  if (tuning.hedge_floor < Nanos(0) || tuning.hedge_floor > tuning.deadline_ceiling ||
+      tuning.final_floor > tuning.deadline_ceiling || options.hedge_budget < 0 || options.hedge_budget > 1)
+    return fix_input("the deadlines must ascend (hedge, fallback, ceiling) and the hedge budget lie in [0, 1].");
+  KVASIR_ASSIGN(Bell bell, Bell::create());
+  auto shared = std::make_unique<Shared>(std::move(options), tuning, std::random_device{}(), std::move(bell));
+  for (const WorkerAddress& worker : shared->options.workers)
+    shared->names.push_back(net::format_host_port({worker.host, worker.port}));
+  auto dispatcher = std::make_unique<DispatcherImpl>(std::move(shared));
+  KVASIR_TRY(dispatcher->start());
+  return dispatcher;
+}
+
+}  // namespace kvasir::dispatch

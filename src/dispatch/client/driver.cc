@@ -1,0 +1,290 @@
+#include "dispatch/client/driver.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <numeric>
+
+#include "dispatch/client/row_copy.h"
+
+namespace kvasir::dispatch {
+namespace {
+
+constexpr Nanos kProgressAfter = std::chrono::seconds(1);
+constexpr Nanos kLookAgain = std::chrono::milliseconds(20);
+// About a second of refused attempts: such a worker is not coming up just now.
+constexpr std::uint32_t kFailuresSettled = 5;
+// A round looks up from its poll at least this often.
+constexpr Nanos kPollMax = std::chrono::seconds(1);
+
+}  // namespace
+
+Driver::Driver(Shared& shared, std::shared_ptr<Port> port)
+    : shared_(shared),
+      port_(std::move(port)),
+      engine_(shared.options.workers.size(), shared.options.local != LocalPolicy::kNever, shared.fleet.tuning()),
+      links_(shared.options.workers.size()) {}
+
+Driver::~Driver() {
+  {
+    const std::lock_guard lock(shared_.mutex);
+    std::erase(shared_.ports, port_);
+    // What is outstanding will be answered to nobody.
+    for (WorkerIndex w = 0; w < links_.size(); ++w) engine_.link_down(w);
+    engine_.settle(shared_.fleet, monotonic_now());
+  }
+  shared_.bell.ring();
+}
+
+Status Driver::run(const Round& round, const LocalCompute& local) {
+  // Called across a C ABI: nothing may throw out of here.
+  try {
+    return run_round(round, local);
+  } catch (const std::exception& error) {
+    return give_up(error);
+  }
+}
+
+// Half-done state goes with the links; the next round starts clean.
+Status Driver::give_up(const std::exception& error) {
+  round_ = nullptr;
+  try {
+    for (WorkerIndex w = 0; w < links_.size(); ++w) drop_link(w, Nanos(0));
+    engine_.abandon();
+    return retry_later(std::string("a layer round failed (") + error.what() + "); lower --ubatch-size if memory is short.");
+  } catch (const std::exception&) {
+    engine_.abandon();
+    return std::unexpected(Error{ErrorAction::kRetryLater, {}});
+  }
+}
+
+Status Driver::run_round(const Round& round, const LocalCompute& local) {
+  const TimePoint start = monotonic_now();
+  if (round.pairs.empty()) return {};
+  Status status;
+  if (shared_.options.local == LocalPolicy::kOnly || links_.empty() || round.layer->recipe_id >= wire::kRecipesMax) {
+    status = run_local_only(round, local);
+  } else {
+    if (port_->has_mail()) collect_mail();
+    if (!waited_) wait_for_first_links();
+    round_ = &round;
+    status = drive(round, local);
+    round_ = nullptr;
+  }
+  finish_stats(round, monotonic_now() - start);
+  return status;
+}
+
+Status Driver::run_local_only(const Round& round, const LocalCompute& local) {
+  if (shared_.options.local == LocalPolicy::kNever)
+    return fix_input("layer " + std::to_string(round.layer->layer) +
+                     ": no worker can be asked and local compute is off; set KVASIR_WORKERS.");
+  all_pairs_.resize(round.pairs.size());
+  std::iota(all_pairs_.begin(), all_pairs_.end(), 0u);
+  add(shared_.stats.pairs_local, round.pairs.size());
+  return local(round, all_pairs_);
+}
+
+// Gives the configured workers time to connect, once; later drivers wait for the links to
+// those that are up.
+void Driver::wait_for_first_links() {
+  waited_ = true;
+  const TimePoint start = monotonic_now();
+  bool told = false;
+  while (true) {
+    std::string missing;
+    std::size_t n_missing = 0;
+    {
+      const std::lock_guard lock(shared_.mutex);
+      Fleet& fleet = shared_.fleet;
+      for (WorkerIndex w = 0; w < links_.size(); ++w) {
+        if (links_[w].link) continue;
+        const bool up = fleet.state(w) == WorkerState::kUp;
+        if (!up && (shared_.first_wait_done || fleet.refused(w) || fleet.failures(w) >= kFailuresSettled)) continue;
+        ++n_missing;
+        missing += (missing.empty() ? "" : ", ") + shared_.names[w];
+      }
+    }
+    const TimePoint now = monotonic_now();
+    if (n_missing == 0 || now - start >= shared_.options.connect_wait) break;
+    if (!told && now - start >= kProgressAfter) {
+      told = true;
+      shared_.log("waiting for " + std::to_string(n_missing) + " of " + std::to_string(links_.size()) +
+                  " workers (" + missing + ").");
+    }
+    pollfd entry{.fd = port_->fd(), .events = POLLIN, .revents = 0};
+    ::poll(&entry, 1, static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(kLookAgain).count()));
+    if (port_->has_mail()) collect_mail();
+  }
+  const std::lock_guard lock(shared_.mutex);
+  shared_.first_wait_done = true;
+}
+
+Status Driver::drive(const Round& round, const LocalCompute& local) {
+  const wire::Recipe& recipe = round.layer->recipe;
+  const Options& options = shared_.options;
+  const auto row_size = wire::row_bytes(options.row_type, recipe.n_embd);
+  const auto result_size = wire::row_bytes(options.result_type, recipe.n_embd);
+  if (!row_size || !result_size)
+    return fix_input("rows of " + std::to_string(recipe.n_embd) + " values do not fit the row type asked for; set KVASIR_WIRE=f32.");
+  // Late answers and closed connections first: the choice of workers depends on them.
+  poll_links(Nanos(0));
+  {
+    const std::lock_guard lock(shared_.mutex);
+    KVASIR_TRY(engine_.begin(shared_.fleet,
+                             {.key = {round.layer->layer_id, recipe.group},
+                              .layer = round.layer->layer,
+                              .n_expert = recipe.n_expert,
+                              .n_rows = round.n_rows,
+                              .n_embd = recipe.n_embd,
+                              .result_type = options.result_type,
+                              .request_rows_max = exec_rows_max(*row_size),
+                              .request_pairs_max = exec_pairs_max(*result_size),
+                              .pairs = round.pairs},
+                             monotonic_now()));
+  }
+  carry_out(round);
+  Status local_status;
+  TimePoint spin_until = monotonic_now() + options.spin;
+  while (!engine_.finished()) {
+    TimePoint now = monotonic_now();
+    if (engine_.has_local()) {
+      local_status = compute_here(round, local);
+      if (!local_status) break;
+      poll_links(Nanos(0));
+    } else if (now < spin_until) {
+      poll_links(Nanos(0));
+    } else {
+      poll_links(std::clamp(engine_.next_wake() - now, Nanos(0), kPollMax));
+    }
+    // `now` is from before the reading: nobody is late whose answer lay there already.
+    if (engine_.needs_advance(now)) {
+      {
+        const std::lock_guard lock(shared_.mutex);
+        engine_.advance(shared_.fleet, now);
+      }
+      carry_out(round);
+      spin_until = now + options.spin;
+    }
+  }
+  Status status;
+  {
+    const std::lock_guard lock(shared_.mutex);
+    status = engine_.end(shared_.fleet, monotonic_now());
+  }
+  carry_out(round);
+  if (!local_status) return local_status;
+  return status;
+}
+
+Status Driver::compute_here(const Round& round, const LocalCompute& local) {
+  // One expert at a time while answers are on their way, so that they are read in between.
+  const std::span<const std::uint32_t> indices = engine_.take_local(engine_.awaits_remote());
+  if (indices.empty()) return {};
+  KVASIR_TRY(local(round, indices));
+  const std::size_t n_embd = round.layer->recipe.n_embd;
+  engine_.local_done([&](std::uint32_t pair) { return all_finite({round.out + pair * n_embd, n_embd}); });
+  return {};
+}
+
+// --- orders ------------------------------------------------------------------------------
+
+void Driver::carry_out(const Round& round) {
+  for (std::size_t i = 0; i < engine_.to_send.size(); ++i) send_request(round, engine_.request(engine_.to_send[i]));
+  engine_.to_send.clear();
+  for (const RoundEngine::Cancel& cancel : engine_.to_cancel) {
+    DataLink& data = links_[cancel.worker];
+    if (!data.link) continue;
+    const Bytes frame = wire::encode_empty_frame(wire::FrameType::kCancel, cancel.id);
+    bytes_sent_ += frame.size();
+    if (!data.link->writer.send(*data.link->stream, frame)) drop_link(cancel.worker, Nanos(0));
+  }
+  engine_.to_cancel.clear();
+  for (WorkerIndex w : engine_.to_drop) {
+    Nanos wait;
+    {
+      const std::lock_guard lock(shared_.mutex);
+      wait = shared_.fleet.on_link_stalled(w);
+    }
+    if (links_[w].link) shared_.log("worker " + shared_.names[w] + " has owed an answer for too long; its connection is made anew.");
+    drop_link(w, wait);
+  }
+  engine_.to_drop.clear();
+  for (WorkerIndex w : engine_.quarantined) {
+    shared_.log("worker " + shared_.names[w] + " answered wrongly; it is not asked for a while, and then on probation.");
+    drop_link(w, Nanos(0));
+  }
+  engine_.quarantined.clear();
+}
+
+ByteSpan Driver::rows_of(const Round& round, const Request& request, DataLink& data, bool& in_place) {
+  const std::size_t n_embd = round.layer->recipe.n_embd;
+  const auto n_rows = static_cast<std::uint32_t>(request.rows.size());
+  const wire::RowType type = shared_.options.row_type;
+  const bool consecutive = request.rows.back() - request.rows.front() + 1 == n_rows;  // they ascend
+  in_place = type == wire::RowType::kF32 && consecutive && (round.row_stride == n_embd || n_rows == 1);
+  if (in_place)
+    return std::as_bytes(std::span(round.rows + request.rows.front() * round.row_stride, n_rows * n_embd));
+  const std::size_t row_size = *wire::row_bytes(type, round.layer->recipe.n_embd);
+  if (!data.gathered || data.gathered.use_count() > 1) data.gathered = std::make_shared<Bytes>();
+  data.gathered->resize(n_rows * row_size);
+  for (std::uint32_t r = 0; r < n_rows; ++r)
+    wire::encode_row(type, {round.rows + request.rows[r] * round.row_stride, n_embd},
+                     std::span(*data.gathered).subspan(r * row_size, row_size));
+  return *data.gathered;
+}
+
+void Driver::send_request(const Round& round, const Request& request) {
+  DataLink& data = links_[request.worker];
+  if (!data.link) return engine_.link_down(request.worker);  // lost while orders were carried out
+  Link& link = *data.link;
+  const Layer& layer = *round.layer;
+  if (link.recipes_bound.size() <= layer.recipe_id) link.recipes_bound.resize(layer.recipe_id + 1);
+  if (!link.recipes_bound[layer.recipe_id]) {
+    link.recipes_bound[layer.recipe_id] = true;
+    const wire::LayerRecipe message{.recipe_id = layer.recipe_id, .layer_id = layer.layer_id, .recipe = layer.recipe};
+    const Bytes frame = wire::encode_frame(wire::FrameType::kLayerRecipe, 0, message, link.checksum());
+    bytes_sent_ += frame.size();
+    if (!link.writer.send(*link.stream, frame)) return drop_link(request.worker, Nanos(0));
+  }
+  bool in_place = false;
+  const ByteSpan rows = rows_of(round, request, data, in_place);
+  const wire::ExecHead head{.recipe_id = layer.recipe_id,
+                            .numerics = shared_.options.numerics,
+                            .row_type = shared_.options.row_type,
+                            .result_type = shared_.options.result_type,
+                            .result_kind = wire::ResultKind::kPerPair,
+                            .n_rows = static_cast<std::uint32_t>(request.rows.size()),
+                            .n_pairs = static_cast<std::uint32_t>(request.wire_pairs.size()),
+                            .n_embd = layer.recipe.n_embd};
+  const Result<Bytes> prefix = wire::encode_exec_prefix(request.id, head, request.wire_pairs, {}, rows, link.checksum());
+  if (!prefix) {
+    shared_.log(prefix.error().message);
+    return drop_link(request.worker, Nanos(0));
+  }
+  bytes_sent_ += prefix->size() + rows.size();
+  const Status sent = in_place ? link.writer.send(*link.stream, *prefix, rows)
+                               : link.writer.send_shared(*link.stream, *prefix, rows, data.gathered);
+  if (!sent) drop_link(request.worker, Nanos(0));
+}
+
+void Driver::finish_stats(const Round& round, Nanos took) {
+  AtomicStats& stats = shared_.stats;
+  const RoundCounters& now = engine_.counters();
+  add(stats.rounds, 1);
+  add(stats.pairs_remote, now.pairs_remote - told_.pairs_remote);
+  add(stats.pairs_local, now.pairs_local - told_.pairs_local);
+  add(stats.hedges, now.hedges - told_.hedges);
+  add(stats.late_answers, now.late_answers + now.unknown_answers - told_.late_answers - told_.unknown_answers);
+  add(stats.invalid_answers, now.invalid_answers - told_.invalid_answers);
+  add(stats.bytes_sent, std::exchange(bytes_sent_, 0));
+  add(stats.bytes_received, std::exchange(bytes_received_, 0));
+  add(stats.round_ns_sum, static_cast<std::uint64_t>(took.count()));
+  told_ = now;
+  // Every Layer handed out is the base of a LayerEntry (register_layer).
+  LayerEntry& entry = const_cast<LayerEntry&>(static_cast<const LayerEntry&>(*round.layer));
+  const auto ns = static_cast<std::uint64_t>(std::max<std::int64_t>(took.count(), 1));
+  add(entry.rounds[std::min<std::size_t>(std::bit_width(ns) - 1u, entry.rounds.size() - 1)], 1);
+}
+
+}  // namespace kvasir::dispatch

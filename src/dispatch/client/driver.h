@@ -1,0 +1,65 @@
+// RoundDriver: carries out the engine's orders on its own data links, on its caller's thread.
+#pragma once
+
+#include <poll.h>
+
+#include <exception>
+#include <memory>
+#include <vector>
+
+#include "dispatch/client/shared.h"
+#include "dispatch/core/round_engine.h"
+
+namespace kvasir::dispatch {
+
+class Driver final : public RoundDriver {
+ public:
+  Driver(Shared& shared, std::shared_ptr<Port> port);
+  ~Driver() override;
+  Status run(const Round& round, const LocalCompute& local) override;
+
+ private:
+  struct DataLink {
+    std::unique_ptr<Link> link;
+    // Gathered rows on their way out; the writer shares it while bytes wait.
+    std::shared_ptr<Bytes> gathered;
+  };
+
+  Status give_up(const std::exception& error);
+  Status run_round(const Round& round, const LocalCompute& local);
+  Status run_local_only(const Round& round, const LocalCompute& local);
+  Status drive(const Round& round, const LocalCompute& local);
+  Status compute_here(const Round& round, const LocalCompute& local);
+
+  void collect_mail();
+  void wait_for_first_links();
+  void carry_out(const Round& round);
+  void send_request(const Round& round, const Request& request);
+  // The rows of a request as they travel: in place where they lie so, else gathered.
+  ByteSpan rows_of(const Round& round, const Request& request, DataLink& data, bool& in_place);
+
+  // Reads whatever has come. `timeout` 0: looks only. Returns when something came, or after it.
+  void poll_links(Nanos timeout);
+  bool read_link(WorkerIndex w);  // true: at least one frame came
+  // Takes one frame; false: it breaks the protocol.
+  bool on_frame(WorkerIndex w, const net::Frame& frame);
+  bool on_result_frame(WorkerIndex w, const net::Frame& frame);
+  bool on_error_frame(WorkerIndex w, const net::Frame& frame);
+  void drop_link(WorkerIndex w, Nanos wait);
+  void break_link(WorkerIndex w, const std::string& why);  // after nonsense
+  void finish_stats(const Round& round, Nanos took);
+
+  Shared& shared_;
+  std::shared_ptr<Port> port_;
+  RoundEngine engine_;
+  std::vector<DataLink> links_;
+  const Round* round_ = nullptr;  // the one under way
+  std::vector<pollfd> fds_;
+  std::vector<WorkerIndex> fd_workers_;
+  std::vector<std::uint32_t> all_pairs_;
+  bool waited_ = false;
+  RoundCounters told_;  // what the statistics know already
+  std::uint64_t bytes_sent_ = 0, bytes_received_ = 0;
+};
+
+}  // namespace kvasir::dispatch

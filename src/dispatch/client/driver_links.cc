@@ -1,0 +1,132 @@
+// Driver, second half: reading its links.
+#include <algorithm>
+#include <time.h>
+
+#include "dispatch/client/driver.h"
+#include "dispatch/client/row_copy.h"
+
+namespace kvasir::dispatch {
+
+void Driver::collect_mail() {
+  for (Mail& mail : port_->collect()) {
+    if (mail.link) {
+      links_[mail.worker] = {.link = std::move(mail.link), .gathered = nullptr};
+      engine_.link_up(mail.worker);
+      read_link(mail.worker);  // its reader may hold frames that poll does not see
+    } else if (links_[mail.worker].link) {
+      drop_link(mail.worker, Nanos(0));
+    }
+  }
+}
+
+void Driver::drop_link(WorkerIndex w, Nanos wait) {
+  engine_.link_down(w);
+  if (!links_[w].link) return;
+  links_[w] = {};
+  port_->report_lost({.worker = w, .wait = wait});
+  shared_.bell.ring();
+}
+
+void Driver::break_link(WorkerIndex w, const std::string& why) {
+  shared_.log("worker " + shared_.names[w] + ": " + why);
+  engine_.on_invalid(w);
+  drop_link(w, Nanos(0));
+}
+
+void Driver::poll_links(Nanos timeout) {
+  fds_.clear();
+  fd_workers_.clear();
+  fds_.push_back({.fd = port_->fd(), .events = POLLIN, .revents = 0});
+  for (WorkerIndex w = 0; w < links_.size(); ++w) {
+    if (!links_[w].link) continue;
+    const Link& link = *links_[w].link;
+    fds_.push_back({.fd = link.stream->fd(), .events = link.stream->wants(), .revents = 0});
+    if (!link.writer.idle(*link.stream)) fds_.back().events |= POLLOUT;
+    fd_workers_.push_back(w);
+    if (link.stream->buffered_input()) timeout = Nanos(0);
+  }
+  const timespec wait{.tv_sec = timeout.count() / 1'000'000'000, .tv_nsec = timeout.count() % 1'000'000'000};
+  const int ready = ::ppoll(fds_.data(), fds_.size(), &wait, nullptr);
+  for (std::size_t i = 0; i < fd_workers_.size(); ++i) {
+    const WorkerIndex w = fd_workers_[i];
+    if (!links_[w].link) continue;
+    Link& link = *links_[w].link;
+    const bool readable = ready > 0 && fds_[i + 1].revents != 0;
+    if (!readable && !link.stream->buffered_input()) continue;
+    if (!link.writer.idle(*link.stream) && !link.writer.flush(*link.stream)) {
+      drop_link(w, Nanos(0));
+      continue;
+    }
+    read_link(w);
+  }
+  if (port_->has_mail()) collect_mail();
+}
+
+bool Driver::read_link(WorkerIndex w) {
+  bool came = false;
+  while (links_[w].link) {
+    Link& link = *links_[w].link;
+    const Result<net::FrameReader::State> got = link.reader.read(*link.stream);
+    if (!got) {
+      if (protocol_was_broken(link)) break_link(w, got.error().message);
+      else drop_link(w, Nanos(0));
+      return came;
+    }
+    if (*got == net::FrameReader::State::kWouldBlock) return came;
+    if (*got == net::FrameReader::State::kEnd) {
+      drop_link(w, Nanos(0));
+      return came;
+    }
+    came = true;
+    const net::Frame& frame = link.reader.frame();
+    bytes_received_ += wire::kHeaderBytes + frame.payload.size();
+    if (!on_frame(w, frame)) break_link(w, "it sent a frame that has no place here; its connection is dropped.");
+  }
+  return came;
+}
+
+bool Driver::on_frame(WorkerIndex w, const net::Frame& frame) {
+  switch (frame.header.type) {
+    case wire::FrameType::kResult: return on_result_frame(w, frame);
+    case wire::FrameType::kError: return on_error_frame(w, frame);
+    case wire::FrameType::kHoldings:  // the control connection's matter
+    case wire::FrameType::kPong: return true;
+    case wire::FrameType::kDrain: {
+      const std::lock_guard lock(shared_.mutex);
+      shared_.fleet.on_draining(w);
+      return true;
+    }
+    default: return false;
+  }
+}
+
+bool Driver::on_result_frame(WorkerIndex w, const net::Frame& frame) {
+  const Result<wire::ResultView> view = wire::decode_result(frame.payload);
+  if (!view) return false;
+  const wire::ResultHead& head = view->head;
+  const bool more = (frame.header.flags & wire::kFlagMore) != 0;
+  const std::size_t row_size = view->rows.size() / std::max<std::size_t>(head.n_rows, 1);
+  const std::size_t n_embd = head.n_embd;  // the engine takes only the round's own width
+  const Verdict verdict =
+      engine_.on_result(w, frame.header.request_id, head, more, monotonic_now(), [&](std::uint32_t i, std::uint32_t pair) {
+        const std::span<float> out(round_->out + pair * n_embd, n_embd);
+        const ByteSpan row = view->rows.subspan(i * row_size, row_size);
+        if (head.row_type == wire::RowType::kF32) return copy_finite(row, out);
+        wire::decode_row(head.row_type, row, out);
+        return all_finite(out);
+      });
+  return verdict != Verdict::kInvalid;
+}
+
+bool Driver::on_error_frame(WorkerIndex w, const net::Frame& frame) {
+  const Result<wire::ErrorMessage> error = wire::decode_error(frame.payload);
+  if (!error) return false;
+  const Verdict verdict = engine_.on_error(w, frame.header.request_id, error->code, monotonic_now());
+  using wire::ErrorCode;
+  const bool everyday = error->code == ErrorCode::kBusy || error->code == ErrorCode::kCancelled ||
+                        error->code == ErrorCode::kDraining || verdict == Verdict::kLate;
+  if (!everyday) shared_.log("worker " + shared_.names[w] + " refused a request: " + error->message);
+  return verdict != Verdict::kInvalid;
+}
+
+}  // namespace kvasir::dispatch

@@ -1,0 +1,166 @@
+#include "dispatch/client/fake_worker.h"
+
+#include <poll.h>
+
+#include <chrono>
+
+#include "base/check.h"
+
+namespace kvasir::dispatch {
+namespace {
+
+constexpr int kLook_ms = 5;
+
+bool take(std::atomic<int>& count) {
+  int n = count.load();
+  while (n > 0)
+    if (count.compare_exchange_weak(n, n - 1)) return true;
+  return false;
+}
+
+}  // namespace
+
+FakeWorker::FakeWorker(wire::LayerId layer, ExpertSet experts, std::uint32_t n_embd, const net::TlsIdentity* tls)
+    : layer_(layer), experts_(std::move(experts)), n_embd_(n_embd) {
+  if (tls != nullptr) {
+    auto context = net::TlsContext::server(*tls);
+    KVASIR_CHECK(context.has_value());
+    tls_ = *std::move(context);
+  }
+  restart();
+}
+
+FakeWorker::~FakeWorker() { stop(); }
+
+void FakeWorker::restart() {
+  stop_ = false;
+  auto listener = net::listen_on({"127.0.0.1", port_});
+  KVASIR_CHECK(listener.has_value());
+  listener_ = *std::move(listener);
+  port_ = listener_.port;
+  acceptor_ = std::thread([this] { accept_loop(); });
+}
+
+void FakeWorker::stop() {
+  stop_ = true;
+  if (acceptor_.joinable()) acceptor_.join();
+  listener_.fd.reset();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+}
+
+void FakeWorker::drain() { ++drain_epoch_; }
+
+void FakeWorker::accept_loop() {
+  while (!stop_) {
+    pollfd entry{.fd = listener_.fd.get(), .events = POLLIN, .revents = 0};
+    if (::poll(&entry, 1, kLook_ms) <= 0) continue;
+    auto accepted = net::accept_from(listener_);
+    if (!accepted || !*accepted) continue;
+    ++connections;
+    threads_.emplace_back([this, fd = std::make_shared<net::Fd>(std::move((*accepted)->fd))] { serve(std::move(*fd)); });
+  }
+}
+
+void FakeWorker::serve(net::Fd fd) {
+  Connection c;
+  if (tls_) {
+    auto stream = net::make_tls_server_stream(std::move(fd), *tls_);
+    if (!stream) return;
+    c.stream = *std::move(stream);
+  } else {
+    c.stream = net::make_plain_stream(std::move(fd));
+  }
+  int drained = drain_epoch_;
+  while (!stop_) {
+    if (faults.frozen) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(kLook_ms));
+      continue;
+    }
+    if (drain_epoch_ != drained) {
+      drained = drain_epoch_;
+      if (!send(c, wire::encode_empty_frame(wire::FrameType::kDrain, 0))) return;
+    }
+    auto state = c.reader.read(*c.stream);
+    if (!state || *state == net::FrameReader::State::kEnd) return;
+    if (!c.writer.flush(*c.stream)) return;
+    if (*state == net::FrameReader::State::kFrame) {
+      if (!on_frame(c, c.reader.frame())) return;
+      continue;
+    }
+    pollfd entry{.fd = c.stream->fd(), .events = c.stream->wants(), .revents = 0};
+    if (!c.writer.idle(*c.stream)) entry.events |= POLLOUT;
+    ::poll(&entry, 1, kLook_ms);
+  }
+}
+
+bool FakeWorker::on_frame(Connection& c, const net::Frame& frame) {
+  const bool checksum = !c.stream->encrypted();
+  switch (frame.header.type) {
+    case wire::FrameType::kHello: {
+      auto hello = wire::decode_hello(frame.payload);
+      if (!hello) return false;
+      if (faults.refuse_hello) {
+        send(c, wire::encode_frame(wire::FrameType::kError, 0,
+                                   wire::ErrorMessage{wire::ErrorCode::kNumerics, "this worker computes otherwise; use the same build."},
+                                   checksum));
+        return false;
+      }
+      hello->role = wire::Role::kWorker;
+      if (!send(c, wire::encode_frame(wire::FrameType::kHello, 0, *hello, checksum))) return false;
+      wire::Holding entry{.layer_id = layer_, .layer = 0, .n_expert = 64, .n_embd = n_embd_, .experts = experts_};
+      return send(c, wire::encode_frame(wire::FrameType::kHoldings, 0, wire::Holdings{{entry}}, checksum));
+    }
+    case wire::FrameType::kPing: {
+      auto ping = wire::decode_ping(frame.payload);
+      return ping && send(c, wire::encode_frame(wire::FrameType::kPong, 0, wire::Pong{.sent_ns = ping->sent_ns}, checksum));
+    }
+    case wire::FrameType::kExec: {
+      ++execs;
+      auto exec = wire::decode_exec(frame.payload);
+      if (!exec) return false;
+      rows_received += exec->head.n_rows;
+      return faults.swallow || answer(c, frame.header.request_id, *exec);
+    }
+    case wire::FrameType::kCancel: ++cancels; return true;
+    default: return true;
+  }
+}
+
+bool FakeWorker::answer(Connection& c, std::uint64_t id, const wire::ExecView& exec) {
+  const bool checksum = !c.stream->encrypted();
+  if (const auto delay = faults.delay_ns.load(); delay > 0) std::this_thread::sleep_for(Nanos(delay));
+  if (take(faults.busy))
+    return send(c, wire::encode_frame(wire::FrameType::kError, id, wire::ErrorMessage{wire::ErrorCode::kBusy, "the queue is full."}, checksum));
+  const std::uint32_t n = exec.head.n_pairs;
+  std::vector<float> rows(std::size_t{n} * n_embd_);
+  for (std::uint32_t i = 0; i < n; ++i) {
+    const wire::Pair pair = exec.pair(i);
+    for (std::uint32_t j = 0; j < n_embd_; ++j)
+      rows[std::size_t{i} * n_embd_ + j] =
+          fake_expert(load_le<float>(exec.rows.data() + (std::size_t{pair.row} * n_embd_ + j) * sizeof(float)), pair.expert);
+  }
+  if (take(faults.nan)) rows[rows.size() / 2] = std::numeric_limits<float>::quiet_NaN();
+  const std::uint32_t per_frame = faults.rows_per_frame > 0 ? faults.rows_per_frame.load() : n;
+  const int copies = take(faults.twice) ? 2 : 1;
+  const std::uint32_t extra = take(faults.wrong_count) ? 1 : 0;
+  for (int copy = 0; copy < copies; ++copy) {
+    for (std::uint32_t first = 0; first < n; first += per_frame) {
+      const std::uint32_t count = std::min(per_frame, n - first);
+      const ByteSpan bytes = std::as_bytes(std::span(rows).subspan(std::size_t{first} * n_embd_, std::size_t{count} * n_embd_));
+      const wire::ResultHead head{.n_embd = n_embd_, .first_row = first, .n_rows = count, .total_rows = n + extra, .compute_us = 1};
+      Bytes frame = wire::encode_result_prefix(id, head, bytes, first + count < n, checksum);
+      frame.insert(frame.end(), bytes.begin(), bytes.end());
+      if (take(faults.bad_checksum)) frame.back() ^= std::byte{1};
+      if (take(faults.close_mid_frame)) {
+        frame.resize(frame.size() / 2);
+        send(c, frame);
+        return false;
+      }
+      if (!send(c, frame)) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace kvasir::dispatch

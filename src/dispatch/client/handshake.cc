@@ -1,0 +1,153 @@
+#include "dispatch/client/handshake.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+
+namespace kvasir::dispatch {
+
+bool protocol_was_broken(Link& link) {
+  std::array<std::byte, 1> probe;
+  const Result<net::IoResult> after = link.stream->read_some(probe);
+  return after && after->state != net::IoState::kEnd;
+}
+
+namespace {
+
+// Which part of the numerics ids differs, in words; empty if none does.
+std::string numerics_difference(const wire::NumericsId& ours, const wire::NumericsId& theirs) {
+  if (ours.ggml_version != theirs.ggml_version)
+    return "it computes with ggml " + theirs.ggml_version + ", this backbone with " + ours.ggml_version;
+  if (ours.cpu_variant != theirs.cpu_variant)
+    return "it computes with the CPU variant " + theirs.cpu_variant + ", this backbone with " + ours.cpu_variant;
+  if (ours.probe != theirs.probe) return "its answer to the fixed probe differs from this backbone's";
+  return {};
+}
+
+bool is_loopback(const std::string& host) {
+  return host.starts_with("127.") || host == "::1" || host == "localhost";
+}
+
+// A node token leaves this process only encrypted or on this machine.
+wire::Hello hello_for(const Peer& peer, wire::Hello hello) {
+  if (!peer.fingerprint && !is_loopback(peer.where.host)) hello.token.clear();
+  return hello;
+}
+
+}  // namespace
+
+Handshake::Handshake(const Peer& peer, const wire::Hello& hello, const net::TlsContext* tls, TimePoint now)
+    : peer_(peer), hello_(hello_for(peer, hello)), tls_(tls), deadline_(now + kHandshakeMax) {}
+
+int Handshake::fd() const { return link_ ? link_->stream->fd() : socket_.get(); }
+
+short Handshake::wants() const {
+  if (!link_) return POLLOUT;
+  return static_cast<short>(link_->stream->wants() | (link_->writer.idle(*link_->stream) ? 0 : POLLOUT));
+}
+
+Handshake::State Handshake::fail(State state, std::string error) {
+  error_ = std::move(error);
+  link_.reset();
+  socket_.reset();
+  return state;
+}
+
+Handshake::State Handshake::step(TimePoint now) {
+  if (phase_ == Phase::kStart) return start_next(now);
+  if (phase_ == Phase::kConnecting) {
+    pollfd entry{.fd = socket_.get(), .events = POLLOUT, .revents = 0};
+    if (::poll(&entry, 1, 0) <= 0) return now >= address_until_ ? start_next(now) : State::kPending;
+    if (Status stands = net::finish_connect(socket_.get(), peer_.addresses[next_address_ - 1]); !stands) {
+      error_ = std::move(stands).error().message;
+      return start_next(now);
+    }
+    return open_stream(now);
+  }
+  if (now >= deadline_)
+    return fail(State::kFailed, "it accepted the connection but did not greet within " +
+                                    std::to_string(std::chrono::duration_cast<std::chrono::seconds>(kHandshakeMax).count()) + " s.");
+  if (Result<bool> flushed = link_->writer.flush(*link_->stream); !flushed)
+    return fail(State::kFailed, std::move(flushed).error().message);
+  return read_frames(now);
+}
+
+Handshake::State Handshake::start_next(TimePoint now) {
+  while (next_address_ < peer_.addresses.size() && now < deadline_) {
+    const auto left = static_cast<std::int64_t>(peer_.addresses.size() - next_address_);
+    Result<net::Fd> started = net::start_connect(peer_.addresses[next_address_++]);
+    if (!started) {
+      error_ = std::move(started).error().message;
+      continue;
+    }
+    socket_ = *std::move(started);
+    address_until_ = now + (deadline_ - now) / left;
+    phase_ = Phase::kConnecting;
+    return State::kPending;
+  }
+  return fail(State::kFailed, error_.empty() ? "no connection within the time allowed." : error_);
+}
+
+Handshake::State Handshake::open_stream(TimePoint now) {
+  link_ = std::make_unique<Link>();
+  if (peer_.fingerprint) {
+    Result<std::unique_ptr<net::Stream>> stream = net::make_tls_client_stream(std::move(socket_), *tls_, *peer_.fingerprint);
+    if (!stream) return fail(State::kFailed, std::move(stream).error().message);
+    link_->stream = *std::move(stream);
+  } else {
+    link_->stream = net::make_plain_stream(std::move(socket_));
+  }
+  hello_sent_ = now;
+  const Bytes frame = wire::encode_frame(wire::FrameType::kHello, 0, hello_, link_->checksum());
+  if (Status sent = link_->writer.send(*link_->stream, frame); !sent)
+    return fail(State::kFailed, std::move(sent).error().message);
+  phase_ = Phase::kHello;
+  return State::kPending;
+}
+
+Handshake::State Handshake::read_frames(TimePoint now) {
+  while (true) {
+    Result<net::FrameReader::State> got = link_->reader.read(*link_->stream);
+    if (!got) return fail(protocol_was_broken(*link_) ? State::kRefused : State::kFailed, std::move(got).error().message);
+    if (*got == net::FrameReader::State::kWouldBlock) return State::kPending;
+    if (*got == net::FrameReader::State::kEnd)
+      return fail(State::kFailed, "it closed the connection before it greeted.");
+    const net::Frame& frame = link_->reader.frame();
+    switch (frame.header.type) {
+      case wire::FrameType::kError: {
+        const Result<wire::ErrorMessage> refusal = wire::decode_error(frame.payload);
+        return fail(State::kRefused, refusal ? refusal->message : refusal.error().message);
+      }
+      case wire::FrameType::kHello:
+        if (phase_ != Phase::kHello) return fail(State::kRefused, "it greeted twice.");
+        if (const State state = on_hello(frame.payload, now); state != State::kPending) return state;
+        break;
+      case wire::FrameType::kHoldings: {
+        if (phase_ != Phase::kHoldings) return fail(State::kRefused, "it listed its experts before it greeted.");
+        Result<wire::Holdings> holdings = wire::decode_holdings(frame.payload);
+        if (!holdings) return fail(State::kRefused, std::move(holdings).error().message);
+        holdings_ = *std::move(holdings);
+        return State::kDone;
+      }
+      default: return fail(State::kRefused, "it did not begin with a greeting; is this the port of a Kvasir worker?");
+    }
+  }
+}
+
+Handshake::State Handshake::on_hello(ByteSpan payload, TimePoint now) {
+  Result<wire::Hello> hello = wire::decode_hello(payload);
+  if (!hello) return fail(State::kRefused, std::move(hello).error().message);
+  if (hello->role != wire::Role::kWorker) return fail(State::kRefused, "it is not a worker; check the address.");
+  if (hello->numerics != hello_.numerics) return fail(State::kRefused, "it does not offer the numerics asked for.");
+  if (hello_.numerics != wire::Numerics::kFast) {
+    const std::string difference = numerics_difference(hello_.numerics_id, hello->numerics_id);
+    if (!difference.empty())
+      return fail(State::kRefused, difference + "; run the same build on both, or choose KVASIR_NUMERICS=fast.");
+  }
+  round_trip_ = now - hello_sent_;
+  phase_ = Phase::kHoldings;
+  return State::kPending;
+}
+
+}  // namespace kvasir::dispatch

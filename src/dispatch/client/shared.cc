@@ -1,0 +1,54 @@
+#include "dispatch/client/shared.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+namespace kvasir::dispatch {
+
+Result<Bell> Bell::create() {
+  net::Fd fd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!fd) return fatal("cannot make an event descriptor: " + errno_text(errno) + "; raise the limit of open files (ulimit -n).");
+  return Bell(std::move(fd));
+}
+
+// A full or empty counter is as good as a rung or cleared bell.
+void Bell::ring() const {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t n = ::write(fd_.get(), &one, sizeof one);
+}
+
+void Bell::clear() const {
+  std::uint64_t count;
+  [[maybe_unused]] const ssize_t n = ::read(fd_.get(), &count, sizeof count);
+}
+
+void Port::post(Mail mail) {
+  {
+    const std::lock_guard lock(mutex_);
+    mail_.push_back(std::move(mail));
+    has_mail_.store(true, std::memory_order_release);
+  }
+  bell_.ring();
+}
+
+std::vector<Mail> Port::collect() {
+  bell_.clear();
+  const std::lock_guard lock(mutex_);
+  has_mail_.store(false, std::memory_order_release);
+  return std::exchange(mail_, {});
+}
+
+void Port::report_lost(LinkLost lost) {
+  const std::lock_guard lock(mutex_);
+  lost_.push_back(lost);
+}
+
+std::vector<LinkLost> Port::collect_lost() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(lost_, {});
+}
+
+}  // namespace kvasir::dispatch
