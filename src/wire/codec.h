@@ -56,8 +56,8 @@ inline constexpr std::uint32_t kLayerRecipeBytes = 104;
 inline constexpr std::uint32_t kPingBytes = 8;
 inline constexpr std::uint32_t kPongBytes = 24;
 
-// Text is cut at kTextBytesMax and control characters become '?' (wire/text.h). Of a recipe,
-// the bounds of a clamp that is off and alpha, limit of other activations travel as 0.
+// Text is cut at kTextBytesMax and control characters become '?' (wire/text.h). The bounds
+// of a recipe's clamp that is off travel as 0.
 Bytes encode(const Hello&);
 Bytes encode(const Holdings&);
 Bytes encode(const LayerRecipe&);
@@ -74,8 +74,8 @@ Result<Ping> decode_ping(ByteSpan);
 Result<Pong> decode_pong(ByteSpan);
 
 // What decode_layer_recipe asks of a recipe: known enums, an activation that fits the gate
-// layout, scales, biases and clamps only where their path exists, sound numbers, widths and
-// expert count inside their limits.
+// layout, scales, biases and clamps only where their path exists, constants finite where the
+// activation uses them and 0 elsewhere, widths and expert count inside their limits.
 Status validate(const Recipe& recipe);
 
 // A whole frame, for the small messages.
