@@ -5,6 +5,7 @@
 
 #include "ffn/engine.h"
 #include "ggml.h"
+#include "wire/codec.h"
 
 namespace kvasir::ffn {
 namespace {
@@ -84,29 +85,10 @@ Status check_clamp(const wire::Clamp& clamp, std::string_view role) {
 }  // namespace
 
 Status Engine::check(const wire::Recipe& r, const ExpertTensors& t) {
-  if (r.n_embd == 0 || r.n_embd > wire::kWidthMax || r.n_ff == 0 || r.n_ff > wire::kWidthMax)
-    return fix_input(std::format("The recipe's widths {} and {} must be 1 to {}.", r.n_embd, r.n_ff, wire::kWidthMax));
+  KVASIR_TRY(wire::validate(r));
   if (t.n_local == 0 || t.n_local > wire::kExpertsMax)
     return fix_input(std::format("The layer must hold 1 to {} experts, not {}.", wire::kExpertsMax, t.n_local));
-  const bool gated = static_cast<unsigned>(r.activation) <= static_cast<unsigned>(Activation::kSwigluClamp);
-  const bool ungated = r.activation >= Activation::kSilu && r.activation <= Activation::kGeluQuick;
-  if (r.gate_layout > GateLayout::kMerged || !(r.gate_layout == GateLayout::kNone ? ungated : gated))
-    return fix_input(std::format("The recipe's activation {} does not go with its gate layout {}.",
-                                 static_cast<unsigned>(r.activation), static_cast<unsigned>(r.gate_layout)));
   const bool split = r.gate_layout == GateLayout::kSplit, merged = r.gate_layout == GateLayout::kMerged;
-  if (!split && (r.gate_scale || r.gate_bias))
-    return fix_input("The recipe names a gate scale or bias, but its layout has no gate matrix of its own.");
-  if (r.activation == Activation::kSwigluOai && !(std::isfinite(r.oai_alpha) && std::isfinite(r.oai_limit)))
-    return fix_input("The recipe's SWIGLU_OAI constants are not finite.");
-  if (r.activation == Activation::kSwigluClamp && !(std::isfinite(r.oai_limit) && r.oai_limit > 0))
-    return fix_input("The recipe's SWIGLU_CLAMP limit is not a positive number.");
-  KVASIR_TRY(check_clamp(r.clamp_gate, "the gate"));
-  KVASIR_TRY(check_clamp(r.clamp_gate_activated, "the activated gate"));
-  KVASIR_TRY(check_clamp(r.clamp_up, "up"));
-  if (r.gate_layout == GateLayout::kNone && r.clamp_gate.enabled)
-    return fix_input("The recipe clamps a gate, but its layout has none.");
-  if (r.activation != Activation::kSiluMul && r.clamp_gate_activated.enabled)
-    return fix_input("Only the unfused SiLU recipe can clamp the activated gate.");
 
   const std::uint64_t n_embd = r.n_embd, n_ff = r.n_ff;
   const Checker c(t.n_local);

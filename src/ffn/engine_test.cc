@@ -80,7 +80,7 @@ TEST(EngineCheck, RefusesRecipesThatMakeNoSense) {
   EXPECT_THAT(changed([](Recipe& r) { r.clamp_gate_activated = {true, 0.f, 1.f}; }), HasSubstr("unfused"));
   EXPECT_THAT(changed([](Recipe& r) {
                 r.activation = Activation::kSwigluOai;
-                r.oai_limit = INFINITY;
+                r.limit = INFINITY;
               }),
               HasSubstr("not finite"));
 }

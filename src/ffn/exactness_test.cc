@@ -147,7 +147,7 @@ std::vector<Variant> all_variants() {
       {"Reglu", Activation::kReglu, 1e-5},       {"GegluErf", Activation::kGegluErf, 1e-5},
       {"GegluQuick", Activation::kGegluQuick, 3e-3}, {"SwigluOai", Activation::kSwigluOai, 1e-5},
       {"SwigluClamp", Activation::kSwigluClamp, 1e-5},
-      {"SiluMul", Activation::kSiluMul, 1e-5}};
+      {"SiluMul", Activation::kSiluMul, 1e-5}, {"SoftCapSiluMul", Activation::kSoftCapSiluMul, 1e-5}};
   const auto everything = [](Recipe& r) {
     r.gate_scale = r.gate_bias = r.gate_layout == GateLayout::kSplit;
     r.up_scale = r.down_scale = r.up_bias = r.down_bias = true;
@@ -158,8 +158,9 @@ std::vector<Variant> all_variants() {
   for (const auto& g : gated) {
     const auto oai = [&](auto change) {
       return [change, a = g.activation](Recipe& r) {
-        if (a == Activation::kSwigluOai) r.oai_alpha = 1.702f, r.oai_limit = 0.7f;
-        if (a == Activation::kSwigluClamp) r.oai_limit = 0.25f;
+        if (a == Activation::kSwigluOai) r.alpha = 1.702f, r.limit = 0.7f;
+        if (a == Activation::kSoftCapSiluMul) r.cap_gate = {0.5f, 2.0f}, r.cap_up = {0.25f, 4.0f};
+        if (a == Activation::kSwigluClamp) r.limit = 0.25f;
         change(r);
       };
     };
@@ -179,7 +180,7 @@ std::vector<Variant> all_variants() {
   add("DownScaleOnly", GateLayout::kMerged, Activation::kSwiglu, 1e-5, [](Recipe& r) { r.down_scale = true; });
   add("BiasesOnly", GateLayout::kSplit, Activation::kSwigluOai, 1e-5, [](Recipe& r) {
     r.gate_bias = r.up_bias = r.down_bias = true;
-    r.oai_alpha = 1.702f, r.oai_limit = 7.f;
+    r.alpha = 1.702f, r.limit = 7.f;
   });
   return variants;
 }

@@ -35,6 +35,10 @@ class Builder {
     return clamp.enabled ? ggml_clamp(ctx_, x, clamp.min, clamp.max) : x;
   }
 
+  ggml_tensor* cap(const wire::SoftCap& cap, ggml_tensor* x) {
+    return ggml_scale(ctx_, ggml_tanh(ctx_, ggml_scale(ctx_, x, cap.in)), cap.out);
+  }
+
   ggml_tensor* gated(const wire::Recipe& r, ggml_tensor* gate, ggml_tensor* up) {
     switch (r.activation) {
       case Activation::kSwiglu: return ggml_swiglu_split(ctx_, gate, up);
@@ -42,9 +46,11 @@ class Builder {
       case Activation::kReglu: return ggml_reglu_split(ctx_, gate, up);
       case Activation::kGegluErf: return ggml_geglu_erf_split(ctx_, gate, up);
       case Activation::kGegluQuick: return ggml_geglu_quick_split(ctx_, gate, up);
-      case Activation::kSwigluOai: return ggml_swiglu_oai(ctx_, gate, up, r.oai_alpha, r.oai_limit);
-      case Activation::kSwigluClamp: return ggml_swiglu_clamp(ctx_, gate, up, r.oai_limit);
+      case Activation::kSwigluOai: return ggml_swiglu_oai(ctx_, gate, up, r.alpha, r.limit);
+      case Activation::kSwigluClamp: return ggml_swiglu_clamp(ctx_, gate, up, r.limit);
       case Activation::kSiluMul: return ggml_mul(ctx_, clamp(r.clamp_gate_activated, ggml_silu(ctx_, gate)), up);
+      case Activation::kSoftCapSiluMul:
+        return ggml_mul(ctx_, ggml_mul(ctx_, cap(r.cap_gate, gate), ggml_sigmoid(ctx_, gate)), cap(r.cap_up, up));
       default: return nullptr;
     }
   }

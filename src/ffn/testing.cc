@@ -92,13 +92,17 @@ double activate(const wire::Recipe& r, double gate, double up) {
     case Activation::kGegluErf: return gelu_erf(gate) * up;
     case Activation::kGegluQuick: return gelu_quick(gate) * up;
     case Activation::kSwigluOai: {
-      const double x = std::min(gate, double{r.oai_limit});
-      const double y = std::clamp(up, -double{r.oai_limit}, double{r.oai_limit});
-      return x / (1 + std::exp(-r.oai_alpha * x)) * (y + 1);
+      const double x = std::min(gate, double{r.limit});
+      const double y = std::clamp(up, -double{r.limit}, double{r.limit});
+      return x / (1 + std::exp(-r.alpha * x)) * (y + 1);
     }
     case Activation::kSwigluClamp:
-      return silu(std::min(gate, double{r.oai_limit})) * std::clamp(up, -double{r.oai_limit}, double{r.oai_limit});
+      return silu(std::min(gate, double{r.limit})) * std::clamp(up, -double{r.limit}, double{r.limit});
     case Activation::kSiluMul: return clamp(r.clamp_gate_activated, silu(gate)) * up;
+    case Activation::kSoftCapSiluMul: {
+      const auto cap = [](const wire::SoftCap& c, double x) { return std::tanh(x * c.in) * c.out; };
+      return cap(r.cap_gate, gate) / (1 + std::exp(-gate)) * cap(r.cap_up, up);
+    }
     case Activation::kSilu: return silu(up);
     case Activation::kGelu: return gelu_tanh(up);
     case Activation::kRelu: return relu(up);
@@ -196,8 +200,15 @@ std::vector<float> full_call(const Layer& layer, std::span<const float> x, std::
     case Activation::kReglu: hidden = ggml_reglu_split(ctx, gate, up); break;
     case Activation::kGegluErf: hidden = ggml_geglu_erf_split(ctx, gate, up); break;
     case Activation::kGegluQuick: hidden = ggml_geglu_quick_split(ctx, gate, up); break;
-    case Activation::kSwigluOai: hidden = ggml_swiglu_oai(ctx, gate, up, r.oai_alpha, r.oai_limit); break;
-    case Activation::kSwigluClamp: hidden = ggml_swiglu_clamp(ctx, gate, up, r.oai_limit); break;
+    case Activation::kSwigluOai: hidden = ggml_swiglu_oai(ctx, gate, up, r.alpha, r.limit); break;
+    case Activation::kSwigluClamp: hidden = ggml_swiglu_clamp(ctx, gate, up, r.limit); break;
+    case Activation::kSoftCapSiluMul: {
+      const auto cap = [&](const wire::SoftCap& c, ggml_tensor* x) {
+        return ggml_scale(ctx, ggml_tanh(ctx, ggml_scale(ctx, x, c.in)), c.out);
+      };
+      hidden = ggml_mul(ctx, ggml_mul(ctx, cap(r.cap_gate, gate), ggml_sigmoid(ctx, gate)), cap(r.cap_up, up));
+      break;
+    }
     case Activation::kSiluMul:
       hidden = ggml_mul(ctx, clamp(r.clamp_gate_activated, ggml_silu(ctx, gate)), up);
       break;

@@ -83,6 +83,8 @@ class Matcher {
   bool take_scale(const ggml_tensor* mul, const ggml_tensor* ids, ggml_tensor** scale);
   Result<Product> follow(ggml_tensor* t);
   Status match_hidden(ggml_tensor* hidden);
+  Status match_soft_cap(ggml_tensor* hidden);
+  ggml_tensor* take_soft_cap(ggml_tensor* node, wire::SoftCap& cap);
   Status match_gated(ggml_tensor* gate, ggml_tensor* up, Activation activation);
   void match_after_down();
   Status check_weights(const Product& p, ExpertRole role) const;
@@ -210,6 +212,31 @@ std::optional<Activation> plain_activation(ggml_unary_op op) {
   }
 }
 
+// SCALE(TANH(SCALE(x))): notes its nodes and constants, returns x; null for anything else.
+ggml_tensor* Matcher::take_soft_cap(ggml_tensor* node, wire::SoftCap& cap) {
+  const auto is_scale = [](const ggml_tensor* t) { return t->op == GGML_OP_SCALE && float_param(t, 1) == 0; };
+  if (!is_scale(node)) return nullptr;
+  ggml_tensor* bent = node->src[0];
+  if (bent->op != GGML_OP_UNARY || ggml_get_unary_op(bent) != GGML_UNARY_OP_TANH || !is_scale(bent->src[0])) return nullptr;
+  for (const ggml_tensor* t : {node, bent, bent->src[0]}) take(t);
+  cap = {.in = float_param(bent->src[0], 0), .out = float_param(node, 0)};
+  return bent->src[0]->src[0];
+}
+
+// (cap(gate) * sigmoid(gate)) * cap(up)
+Status Matcher::match_soft_cap(ggml_tensor* hidden) {
+  ggml_tensor* activated = hidden->src[0];
+  ggml_tensor* sigmoid = activated->src[1];
+  ggml_tensor* gate = take_soft_cap(activated->src[0], ffn_.recipe.cap_gate);
+  ggml_tensor* up = take_soft_cap(hidden->src[1], ffn_.recipe.cap_up);
+  if (gate == nullptr || up == nullptr || sigmoid->op != GGML_OP_UNARY || ggml_get_unary_op(sigmoid) != GGML_UNARY_OP_SIGMOID ||
+      sigmoid->src[0] != gate)
+    return no("a product of three paths that is no soft-capped silu");
+  take(activated);
+  take(sigmoid);
+  return match_gated(gate, up, Activation::kSoftCapSiluMul);
+}
+
 Status Matcher::match_hidden(ggml_tensor* hidden) {
   take(hidden);
   if (hidden->op == GGML_OP_GLU) {
@@ -218,13 +245,14 @@ Status Matcher::match_hidden(ggml_tensor* hidden) {
     if (!activation || swapped || hidden->src[1] == nullptr)
       return no(std::format("gated activation {} in a form not known", ggml_glu_op_name(ggml_get_glu_op(hidden))));
     if (*activation == Activation::kSwigluOai) {
-      ffn_.recipe.oai_alpha = float_param(hidden, 2);
-      ffn_.recipe.oai_limit = float_param(hidden, 3);
+      ffn_.recipe.alpha = float_param(hidden, 2);
+      ffn_.recipe.limit = float_param(hidden, 3);
     }
     // Params 2 and 3 are those of SWIGLU_OAI; SWIGLU_CLAMP has its limit in the same place.
-    if (*activation == Activation::kSwigluClamp) ffn_.recipe.oai_limit = float_param(hidden, 3);
+    if (*activation == Activation::kSwigluClamp) ffn_.recipe.limit = float_param(hidden, 3);
     return match_gated(hidden->src[0], hidden->src[1], *activation);
   }
+  if (hidden->op == GGML_OP_MUL && hidden->src[0]->op == GGML_OP_MUL) return match_soft_cap(hidden);
   if (hidden->op == GGML_OP_MUL) {
     ggml_tensor* activated = hidden->src[0];
     if (activated->op == GGML_OP_CLAMP) {
@@ -420,6 +448,7 @@ bool OpClaims::derives_from_experts(const ggml_tensor* tensor, int depth) const 
     case GGML_OP_UNARY:
     case GGML_OP_SQR:
     case GGML_OP_CLAMP:
+    case GGML_OP_SCALE:
     case GGML_OP_ADD_ID:
     case GGML_OP_MUL: return derives_from_experts(tensor->src[0], depth - 1);
     case GGML_OP_GLU:

@@ -1,0 +1,91 @@
+#include "plugin/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <map>
+
+#include "plugin/ggml_abi.h"
+
+namespace kvasir::plugin {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+
+struct Loaded {
+  Result<Config> config;
+  std::vector<std::string> warnings;
+};
+
+Loaded load(const std::map<std::string, std::string, std::less<>>& environment) {
+  std::vector<std::string> present, warnings;
+  for (const auto& [name, value] : environment) present.push_back(name);
+  const auto get = [&](std::string_view name) -> std::optional<std::string> {
+    const auto it = environment.find(name);
+    return it == environment.end() ? std::nullopt : std::optional(it->second);
+  };
+  Result<Config> config = load_config(get, present, warnings);
+  return {std::move(config), std::move(warnings)};
+}
+
+std::string error_of(const std::map<std::string, std::string, std::less<>>& environment) {
+  const Loaded loaded = load(environment);
+  return loaded.config ? "" : loaded.config.error().message;
+}
+
+TEST(Config, DefaultsAreExactWithFallback) {
+  const Loaded loaded = load({});
+  ASSERT_TRUE(loaded.config);
+  EXPECT_EQ(loaded.config->dispatch.numerics, wire::Numerics::kExact);
+  EXPECT_EQ(loaded.config->dispatch.local, dispatch::LocalPolicy::kFallback);
+  EXPECT_EQ(loaded.config->replica, Replica::kMmap);
+  EXPECT_TRUE(loaded.warnings.empty());
+}
+
+TEST(Config, UnknownVariableIsAWarning) {
+  const Loaded loaded = load({{"KVASIR_WORKER", "a:1"}});
+  ASSERT_TRUE(loaded.config);
+  EXPECT_THAT(loaded.warnings, Contains(HasSubstr("KVASIR_WORKER is not known")));
+}
+
+TEST(Config, WrongValuesSayWhatIsAllowed) {
+  EXPECT_THAT(error_of({{"KVASIR_LOCAL", "always"}}), HasSubstr("fallback, never, only"));
+  EXPECT_THAT(error_of({{"KVASIR_REPLICA", "disk"}}), HasSubstr("mmap, ram"));
+  EXPECT_THAT(error_of({{"KVASIR_CONNECT_MS", "5s"}}), HasSubstr("milliseconds"));
+  EXPECT_THAT(error_of({{"KVASIR_CONNECT_MS", "60001"}}), HasSubstr("60000"));
+  EXPECT_THAT(error_of({{"KVASIR_LOCAL", "never"}}), HasSubstr("KVASIR_WORKERS"));
+  EXPECT_NE(error_of({{"KVASIR_WORKERS", "no-port"}}), "");
+}
+
+TEST(Config, FileIsReadAndTheEnvironmentWins) {
+  const std::string path = ::testing::TempDir() + "/kvasir-config-test.json";
+  std::ofstream(path) << R"({"KVASIR_WORKERS": "127.0.0.1:7001", "KVASIR_LOCAL": "never", "KVASIR_STATS": 1})";
+  const Loaded loaded = load({{"KVASIR_CONFIG", path}, {"KVASIR_LOCAL", "fallback"}});
+  ASSERT_TRUE(loaded.config) << loaded.config.error().message;
+  EXPECT_EQ(loaded.config->dispatch.workers.size(), 1u);
+  EXPECT_EQ(loaded.config->dispatch.local, dispatch::LocalPolicy::kFallback);
+  EXPECT_TRUE(loaded.config->stats_at_exit);
+
+  std::ofstream(path) << "[]";
+  EXPECT_THAT(error_of({{"KVASIR_CONFIG", path}}), HasSubstr("not a JSON object"));
+  std::ofstream(path) << R"({"KVASIR_WORKRES": "x"})";
+  EXPECT_THAT(error_of({{"KVASIR_CONFIG", path}}), HasSubstr("KVASIR_WORKRES"));
+  std::remove(path.c_str());
+  EXPECT_THAT(error_of({{"KVASIR_CONFIG", path}}), HasSubstr("cannot read"));
+}
+
+TEST(Abi, RefusesAGgmlItDoesNotKnow) {
+  EXPECT_TRUE(check_host(kGgmlBackendApi, "0.27.0"));
+  EXPECT_TRUE(check_host(kGgmlBackendApi, "0.27.3"));
+  const Status newer = check_host(kGgmlBackendApi, "0.28.0");
+  ASSERT_FALSE(newer);
+  EXPECT_THAT(newer.error().message, HasSubstr("0.28.0"));
+  EXPECT_FALSE(check_host(kGgmlBackendApi + 1, "0.27.0"));
+  EXPECT_FALSE(check_host(2, "0.21.0"));
+}
+
+}  // namespace
+}  // namespace kvasir::plugin
