@@ -1,5 +1,4 @@
 // Engine::check: whatever passes here, the graph runs without an assertion of ggml's.
-#include <cmath>
 #include <format>
 #include <string_view>
 
@@ -10,7 +9,6 @@
 namespace kvasir::ffn {
 namespace {
 
-using wire::Activation;
 using wire::GateLayout;
 
 // Types ggml's CPU backend multiplies with f32 rows. Q8_1 and Q8_K are for its own
@@ -75,12 +73,6 @@ class Checker {
 
   std::uint32_t n_local_;
 };
-
-Status check_clamp(const wire::Clamp& clamp, std::string_view role) {
-  if (clamp.enabled && !(clamp.min <= clamp.max))  // also refuses NaN
-    return fix_input(std::format("The recipe's clamp of {} has no lower bound below its upper one.", role));
-  return {};
-}
 
 }  // namespace
 
