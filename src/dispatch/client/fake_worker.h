@@ -4,9 +4,8 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -52,7 +51,6 @@ class FakeWorker {
     std::unique_ptr<net::Stream> stream;
     net::FrameReader reader;
     net::FrameWriter writer;
-    std::uint32_t hello_answered = 0;
   };
   void accept_loop();
   void serve(net::Fd fd);
@@ -69,7 +67,6 @@ class FakeWorker {
   std::atomic<bool> stop_{false};
   std::atomic<int> drain_epoch_{0};
   std::thread acceptor_;
-  std::mutex mutex_;
   std::vector<std::thread> threads_;
 };
 

@@ -91,7 +91,8 @@ class RoundEngine {
   // When advance() is due if nothing else happens.
   TimePoint next_wake() const;
   bool finished() const { return remaining_ == 0 || failure_.has_value(); }
-  // After finished(): abandons what is outstanding and tells the fleet. May add orders.
+  // After finished(), or earlier to give up: abandons what is outstanding and tells the fleet.
+  // May add orders.
   Status end(Fleet& fleet, TimePoint now);
 
   // Gives up the round at once, after the links were taken down (out of memory).
