@@ -373,8 +373,19 @@ bool is_separable(ggml_cgraph* graph, const ExpertFfn& ffn) {
   return inside == ffn.nodes.size();
 }
 
+bool writes_memory(const ggml_tensor* node) {
+  switch (node->op) {
+    case GGML_OP_NONE:
+    case GGML_OP_VIEW:
+    case GGML_OP_RESHAPE:
+    case GGML_OP_PERMUTE:
+    case GGML_OP_TRANSPOSE: return false;
+    default: return true;
+  }
+}
+
 // An FFN is computed at the place of its last node. Its inputs are taken at its first, if
-// anything else runs in between.
+// anything else is written in between.
 void plan_steps(ggml_cgraph* graph, GraphPlan& plan) {
   const int n = ggml_graph_n_nodes(graph);
   std::vector<int> ffn_of(static_cast<std::size_t>(n), -1);
@@ -388,7 +399,7 @@ void plan_steps(ggml_cgraph* graph, GraphPlan& plan) {
         ffn_of[i] = static_cast<int>(f);
         if (first[f] < 0) first[f] = i;
         open[f] = node != plan.ffns[f].out;
-      } else if (open[f]) {
+      } else if (open[f] && writes_memory(node)) {
         interrupted[f] = true;
       }
     }
