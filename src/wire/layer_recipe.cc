@@ -1,5 +1,6 @@
 // LAYER_RECIPE: the fixed 104 bytes, and what makes a recipe one that can be computed.
 
+#include <bit>
 #include <cmath>
 #include <format>
 #include <initializer_list>
@@ -27,6 +28,9 @@ std::unexpected<Error> refuse(std::string_view why) {
   return fix_input(std::format("the layer recipe is not valid: {}.", why));
 }
 
+// Not -0: what is unused has one byte form.
+bool is_plain_zero(float value) { return std::bit_cast<std::uint32_t>(value) == 0; }
+
 // An infinite bound means none on that side: ggml_clamp is used so by some architectures.
 bool clamp_is_sound(const Clamp& clamp) {
   if (!clamp.enabled) return true;
@@ -40,7 +44,7 @@ void put_clamp(ByteWriter& out, const Clamp& clamp) {
 
 bool get_clamp(ByteCursor& in, bool enabled, Clamp& clamp) {
   clamp = {enabled, in.get<float>(), in.get<float>()};
-  return enabled || (clamp.min == 0 && clamp.max == 0);
+  return enabled || (is_plain_zero(clamp.min) && is_plain_zero(clamp.max));
 }
 
 }  // namespace
@@ -63,7 +67,7 @@ Status validate(const Recipe& recipe) {
   // Constants an activation does not use are 0, so that equal shapes have equal bytes.
   const bool oai = recipe.activation == Activation::kSwigluOai;
   const bool caps = recipe.activation == Activation::kSoftCapSiluMul;
-  const auto sound = [](bool used, float constant) { return used ? std::isfinite(constant) : constant == 0; };
+  const auto sound = [](bool used, float constant) { return used ? std::isfinite(constant) : is_plain_zero(constant); };
   if (!sound(oai, recipe.alpha) || !sound(oai || recipe.activation == Activation::kSwigluClamp, recipe.limit))
     return refuse("alpha and limit must be finite where its activation uses them, and 0 elsewhere");
   for (const SoftCap& cap : {recipe.cap_gate, recipe.cap_up})
