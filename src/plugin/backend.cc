@@ -119,7 +119,9 @@ Status Backend::compute_local_pairs(const ExpertFfn& ffn, const dispatch::Round&
   local_pairs_.clear();
   for (std::uint32_t i : indices) local_pairs_.push_back({round.pairs[i].row, round.pairs[i].expert});
   const ffn::RowsView rows{round.rows, round.row_stride, round.n_rows};
-  if (indices.size() == round.pairs.size()) return engine->compute(ffn.recipe, ffn.tensors, rows, local_pairs_, round.out);
+  // Any order of indices may come in; only all pairs in their own order lie where `out` wants them.
+  const bool in_place = indices.size() == round.pairs.size() && std::ranges::is_sorted(indices);
+  if (in_place) return engine->compute(ffn.recipe, ffn.tensors, rows, local_pairs_, round.out);
   local_rows_.resize(indices.size() * n_embd);
   KVASIR_TRY(engine->compute(ffn.recipe, ffn.tensors, rows, local_pairs_, local_rows_.data()));
   for (std::size_t i = 0; i < indices.size(); ++i)
