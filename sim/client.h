@@ -1,0 +1,107 @@
+// The client: the real Fleet and RoundEngines, and a model of the sockets around them that
+// does what src/dispatch/client does. Every round is checked when it ends.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "dispatch/core/round_engine.h"
+#include "sim/cluster.h"
+
+namespace kvasir::sim {
+
+// Bugs planted on purpose: the checks must find each of them.
+enum class Canary { kNone, kWrongRow, kLateRowTaken, kLeak, kNoDeadline };
+
+struct Totals {
+  std::uint64_t rounds = 0, failed_rounds = 0, pairs_remote = 0, pairs_local = 0, hedges = 0, late = 0, invalid = 0,
+      redispatched = 0, requests = 0;
+};
+
+class Client {
+ public:
+  struct Plan {
+    std::size_t n_drivers = 1;
+    std::size_t rounds_per_driver = 40;
+    bool local_allowed = true;
+    bool input_has_nan = false;  // rows whose honest answer is not finite
+  };
+  Client(World& world, std::vector<std::unique_ptr<Worker>>& workers, const Plan& plan, std::uint64_t seed, Canary canary);
+
+  bool finished() const;
+  void more_rounds(std::size_t per_driver);
+  // From now on every round must be computed wholly by workers.
+  void demand_remote() { remote_demanded_ = true; }
+  // Closes everything and checks that nothing is left over.
+  void shut_down();
+  Totals totals() const;
+
+ private:
+  struct Control {
+    std::shared_ptr<Connection> connection;
+    bool up = false;
+    TimePoint connect_until{};
+    TimePoint ping_at{};
+    std::optional<TimePoint> ping_sent;
+  };
+  struct DataLink {
+    std::shared_ptr<Connection> connection;
+    bool ready = false;
+    TimePoint connect_until{};
+    TimePoint next_attempt{};
+  };
+  struct Arrival {
+    dispatch::WorkerIndex worker;
+    std::shared_ptr<Connection> connection;
+    std::optional<Message> message;  // nullopt: closed
+  };
+  struct Driver {
+    std::unique_ptr<dispatch::RoundEngine> engine;
+    std::vector<DataLink> links;
+    std::deque<Arrival> inbox;  // what lies in the socket buffers
+    bool computing = false;     // the thread is in local compute
+    std::size_t rounds_left = 0;
+    bool in_round = false;
+    std::uint32_t layer = 0;
+    std::vector<wire::Pair> pairs;
+    std::vector<std::uint64_t> rows;
+    std::vector<bool> rows_finite;
+    std::vector<std::uint64_t> out;
+    std::vector<int> written;
+    TimePoint started{}, last_final{}, wake_at{};
+    Nanos computed{};
+    std::uint64_t local_before = 0;
+  };
+
+  void tick();  // the background thread's work
+  void step_control(dispatch::WorkerIndex w);
+  void lose_control(dispatch::WorkerIndex w);
+  void step_data(std::size_t d, dispatch::WorkerIndex w);
+  void drop_link(std::size_t d, dispatch::WorkerIndex w, Nanos wait);
+
+  void begin_round(std::size_t d);
+  void turn(std::size_t d);  // the driver's loop, as far as it gets without waiting
+  void take(std::size_t d, Arrival arrival);
+  void take_result(std::size_t d, dispatch::WorkerIndex w, const Message& message);
+  void carry_out(std::size_t d);
+  void compute_locally(std::size_t d);
+  void end_round(std::size_t d);
+  void check_round(Driver& driver, const Status& status);
+  bool answer_finite(const Driver& driver, std::uint32_t pair) const { return driver.rows_finite[driver.pairs[pair].row]; }
+
+  World& world_;
+  std::vector<std::unique_ptr<Worker>>& workers_;
+  const Plan plan_;
+  const Canary canary_;
+  dispatch::Tuning tuning_;
+  dispatch::Fleet fleet_;
+  std::vector<Control> controls_;
+  std::vector<std::unique_ptr<Driver>> drivers_;
+  std::uint64_t next_row_ = 1;
+  std::uint64_t failed_rounds_ = 0, rounds_ = 0;
+  bool remote_demanded_ = false, down_ = false;
+};
+
+}  // namespace kvasir::sim
