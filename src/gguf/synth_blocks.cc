@@ -60,7 +60,7 @@ constexpr std::array kBlockShapes = {
 };
 
 constexpr std::size_t kMxfp4Bytes = 17;
-constexpr float kMxfp4Deviation = 5.85f;  // of the 16 levels, at 2^(exponent - 128)
+constexpr float kMxfp4Deviation = 4.62f;  // of the 16 levels, with exponents 128 and 127 alike
 
 const BlockShape* find_shape(ggml_type type) {
   const auto found = std::ranges::find(kBlockShapes, type, &BlockShape::type);
