@@ -52,6 +52,20 @@ void Connection::close() {
   on_close_ = nullptr;
 }
 
+void Connection::swallow() {
+  constexpr Nanos kKeepAlive = 20s;
+  swallowing_ = true;
+  world_.after(kKeepAlive, [self = shared_from_this()] {
+    self->swallowing_ = false;
+    self->reset();
+  });
+}
+
+void Connection::slow_reader(Nanos by, Nanos duration) {
+  slow_ += by;
+  world_.after(duration, [self = shared_from_this(), by] { self->slow_ -= by; });
+}
+
 void Connection::reset() {
   if (swallowing_) return;  // the news is swallowed too
   last_back_ = std::max(last_back_, world_.now() + delay());
@@ -269,8 +283,8 @@ void Worker::reset_some_connection() {
 void Worker::swallow_some_connection() {
   if (Connection* connection = some_connection()) connection->swallow();
 }
-void Worker::slow_some_connection(Nanos by) {
-  if (Connection* connection = some_connection()) connection->slow_reader(by);
+void Worker::slow_some_connection(Nanos by, Nanos duration) {
+  if (Connection* connection = some_connection()) connection->slow_reader(by, duration);
 }
 
 void Worker::heal() {

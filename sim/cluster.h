@@ -62,8 +62,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // --- the worker's end and the faults ---
   void reply(Message message);
   void reset();                         // both ends are told, after a delay
-  void swallow() { swallowing_ = true; }  // half-open: what is sent from now on vanishes
-  void slow_reader(Nanos by) { slow_ += by; }
+  // Half-open: what is sent from now on vanishes, until TCP's keep-alive gives up.
+  void swallow();
+  void slow_reader(Nanos by, Nanos duration);
 
  private:
   Nanos delay() const;
@@ -94,7 +95,7 @@ class Worker {
   void announce();  // HOLDINGS, on every connection
   void reset_some_connection();
   void swallow_some_connection();
-  void slow_some_connection(Nanos by);
+  void slow_some_connection(Nanos by, Nanos duration);
   void heal();          // of what holds for a while
   void heal_for_good();  // and room in the queue for every driver
 

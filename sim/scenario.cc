@@ -35,7 +35,7 @@ class Faults {
       case 5: worker.reset_some_connection(); break;
       case 6:
       case 7: worker.swallow_some_connection(); break;
-      case 8: worker.slow_some_connection(world_.between(1ms, 300ms)); break;
+      case 8: worker.slow_some_connection(world_.between(1ms, 300ms), world_.between(10ms, 5s)); break;
       case 9: worker.drain_and_restart(world_.between(1ms, 500ms)); break;
       case 10: worker.change_holdings(); break;
       case 11: for_a_while(worker, [&] { worker.slowness = 2 + 40 * world_.rng.unit(); }); break;
