@@ -63,6 +63,7 @@ TEST(EngineCheck, SaysWhichTensorDoesNotFit) {
   layer.tensors.up->type = stored;
 }
 
+// wire::validate has tests of its own; this is that check() asks it.
 TEST(EngineCheck, RefusesRecipesThatMakeNoSense) {
   const Layer layer = testing::random_layer(kSmall, GGML_TYPE_F32, GGML_TYPE_F32, 1);
   const auto changed = [&](auto change) {
@@ -70,19 +71,11 @@ TEST(EngineCheck, RefusesRecipesThatMakeNoSense) {
     change(recipe);
     return refusal(recipe, layer.tensors);
   };
-  EXPECT_THAT(changed([](Recipe& r) { r.activation = Activation::kGelu; }), HasSubstr("does not go with"));
-  EXPECT_THAT(changed([](Recipe& r) { r.activation = Activation(200); }), HasSubstr("does not go with"));
-  EXPECT_THAT(changed([](Recipe& r) { r.gate_layout = GateLayout(9); }), HasSubstr("does not go with"));
+  EXPECT_THAT(changed([](Recipe& r) { r.activation = Activation::kGelu; }), HasSubstr("does not fit"));
+  EXPECT_THAT(changed([](Recipe& r) { r.activation = Activation(200); }), HasSubstr("activation is unknown"));
+  EXPECT_THAT(changed([](Recipe& r) { r.gate_layout = GateLayout(9); }), HasSubstr("layout is unknown"));
   EXPECT_THAT(changed([](Recipe& r) { r.n_embd = 0; }), HasSubstr("widths"));
-  EXPECT_THAT(changed([](Recipe& r) { r.n_ff = wire::kWidthMax + 1; }), HasSubstr("widths"));
-  EXPECT_THAT(changed([](Recipe& r) { r.clamp_up = {true, 1.f, -1.f}; }), HasSubstr("clamp of up"));
-  EXPECT_THAT(changed([](Recipe& r) { r.clamp_up = {true, NAN, 1.f}; }), HasSubstr("clamp of up"));
-  EXPECT_THAT(changed([](Recipe& r) { r.clamp_gate_activated = {true, 0.f, 1.f}; }), HasSubstr("unfused"));
-  EXPECT_THAT(changed([](Recipe& r) {
-                r.activation = Activation::kSwigluOai;
-                r.limit = INFINITY;
-              }),
-              HasSubstr("not finite"));
+  EXPECT_THAT(changed([](Recipe& r) { r.clamp_up = {true, NAN, 1.f}; }), HasSubstr("bounds"));
 }
 
 TEST(EngineCheck, IgnoresTensorsTheRecipeDoesNotName) {

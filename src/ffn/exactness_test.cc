@@ -7,6 +7,7 @@
 
 #include "ffn/device.h"
 #include "ffn/invariance.h"
+#include "ffn/oracle.h"
 #include "ffn/testing.h"
 
 namespace kvasir::ffn {
@@ -165,8 +166,9 @@ std::vector<Variant> all_variants() {
       };
     };
     add(std::string(g.name) + "Split", GateLayout::kSplit, g.activation, g.tolerance, oai(plain));
-    add(std::string(g.name) + "Merged", GateLayout::kMerged, g.activation, g.tolerance, oai(plain));
     add(std::string(g.name) + "SplitEverything", GateLayout::kSplit, g.activation, g.tolerance, oai(everything));
+    if (g.activation == Activation::kSoftCapSiluMul) continue;  // never merged
+    add(std::string(g.name) + "Merged", GateLayout::kMerged, g.activation, g.tolerance, oai(plain));
     add(std::string(g.name) + "MergedEverything", GateLayout::kMerged, g.activation, g.tolerance, oai(everything));
   }
   const struct { const char* name; Activation activation; double tolerance; } ungated[] = {
@@ -208,8 +210,9 @@ TEST_P(ExactByVariant, GivesTheRowsOfTheFullCallAndAgreesWithTheOracle) {
       engine->forget_graphs();
       if (type != GGML_TYPE_F32) continue;
       for (std::size_t i = 0; i < subset.pairs.size(); ++i) {
-        const std::vector<double> truth = testing::oracle(
-            slice, std::span(x).subspan(subset.pairs[i].row * recipe.n_embd, recipe.n_embd), subset.pairs[i].expert);
+        std::vector<double> truth(recipe.n_embd);
+        ExpertOracle(slice.recipe, slice.tensors, subset.pairs[i].expert)
+            .compute(std::span(x).subspan(subset.pairs[i].row * recipe.n_embd, recipe.n_embd), truth);
         for (std::uint32_t c = 0; c < recipe.n_embd; ++c)
           ASSERT_NEAR(part[i * recipe.n_embd + c], truth[c], GetParam().tolerance) << "pair " << i << " value " << c;
       }

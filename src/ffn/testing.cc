@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <numbers>
 #include <numeric>
 
 #include "base/check.h"
@@ -70,47 +69,6 @@ Layer empty_layer(const wire::Recipe& recipe, ggml_type gate_up_type, ggml_type 
               });
   allocate(layer);
   return layer;
-}
-
-double activate(const wire::Recipe& r, double gate, double up) {
-  const auto silu = [](double v) { return v / (1 + std::exp(-v)); };
-  const auto gelu_tanh = [](double v) {
-    return 0.5 * v * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (v + 0.044715 * v * v * v)));
-  };
-  const auto gelu_erf = [](double v) { return 0.5 * v * (1 + std::erf(v / std::numbers::sqrt2)); };
-  const auto gelu_quick = [](double v) { return v / (1 + std::exp(-1.702 * v)); };
-  const auto relu = [](double v) { return std::max(v, 0.0); };
-  const auto clamp = [](const wire::Clamp& c, double v) {
-    return c.enabled ? std::clamp(v, double{c.min}, double{c.max}) : v;
-  };
-  gate = clamp(r.clamp_gate, gate);
-  up = clamp(r.clamp_up, up);
-  switch (r.activation) {
-    case Activation::kSwiglu: return silu(gate) * up;
-    case Activation::kGeglu: return gelu_tanh(gate) * up;
-    case Activation::kReglu: return relu(gate) * up;
-    case Activation::kGegluErf: return gelu_erf(gate) * up;
-    case Activation::kGegluQuick: return gelu_quick(gate) * up;
-    case Activation::kSwigluOai: {
-      const double x = std::min(gate, double{r.limit});
-      const double y = std::clamp(up, -double{r.limit}, double{r.limit});
-      return x / (1 + std::exp(-r.alpha * x)) * (y + 1);
-    }
-    case Activation::kSwigluClamp:
-      return silu(std::min(gate, double{r.limit})) * std::clamp(up, -double{r.limit}, double{r.limit});
-    case Activation::kSiluMul: return clamp(r.clamp_gate_activated, silu(gate)) * up;
-    case Activation::kSoftCapSiluMul: {
-      const auto cap = [](const wire::SoftCap& c, double x) { return std::tanh(x * c.in) * c.out; };
-      return cap(r.cap_gate, gate) / (1 + std::exp(-gate)) * cap(r.cap_up, up);
-    }
-    case Activation::kSilu: return silu(up);
-    case Activation::kGelu: return gelu_tanh(up);
-    case Activation::kRelu: return relu(up);
-    case Activation::kReluSqr: return relu(up) * relu(up);
-    case Activation::kGeluErf: return gelu_erf(up);
-    case Activation::kGeluQuick: return gelu_quick(up);
-  }
-  KVASIR_CHECK(false);
 }
 
 }  // namespace
@@ -203,8 +161,8 @@ std::vector<float> full_call(const Layer& layer, std::span<const float> x, std::
     case Activation::kSwigluOai: hidden = ggml_swiglu_oai(ctx, gate, up, r.alpha, r.limit); break;
     case Activation::kSwigluClamp: hidden = ggml_swiglu_clamp(ctx, gate, up, r.limit); break;
     case Activation::kSoftCapSiluMul: {
-      const auto cap = [&](const wire::SoftCap& c, ggml_tensor* x) {
-        return ggml_scale(ctx, ggml_tanh(ctx, ggml_scale(ctx, x, c.in)), c.out);
+      const auto cap = [&](const wire::SoftCap& c, ggml_tensor* v) {
+        return ggml_scale(ctx, ggml_tanh(ctx, ggml_scale(ctx, v, c.in)), c.out);
       };
       hidden = ggml_mul(ctx, ggml_mul(ctx, cap(r.cap_gate, gate), ggml_sigmoid(ctx, gate)), cap(r.cap_up, up));
       break;
@@ -233,32 +191,6 @@ std::vector<float> full_call(const Layer& layer, std::span<const float> x, std::
   std::vector<float> result(static_cast<std::size_t>(ggml_nelements(out)));
   std::memcpy(result.data(), out->data, result.size() * sizeof(float));
   return result;
-}
-
-std::vector<double> oracle(const Layer& layer, std::span<const float> x, std::uint32_t expert) {
-  const wire::Recipe& r = layer.recipe;
-  const ExpertTensors& t = layer.tensors;
-  const auto path = [&](const ggml_tensor* w, const ggml_tensor* scale, const ggml_tensor* bias, const auto& in) {
-    const auto n_in = static_cast<std::size_t>(w->ne[0]), n_out = static_cast<std::size_t>(w->ne[1]);
-    const float* m = static_cast<const float*>(w->data) + expert * n_in * n_out;
-    std::vector<double> y(n_out);
-    for (std::size_t o = 0; o < n_out; ++o) {
-      for (std::size_t i = 0; i < n_in; ++i) y[o] += double{m[o * n_in + i]} * in[i];
-      if (scale) y[o] *= static_cast<const float*>(scale->data)[expert];
-      if (bias) y[o] += static_cast<const float*>(bias->data)[expert * n_out + o];
-    }
-    return y;
-  };
-  std::vector<double> hidden(r.n_ff);
-  if (r.gate_layout == GateLayout::kMerged) {
-    const std::vector<double> both = path(t.gate_up, t.gate_up_scale, t.gate_up_bias, x);
-    for (std::uint32_t i = 0; i < r.n_ff; ++i) hidden[i] = activate(r, both[i], both[r.n_ff + i]);
-  } else {
-    const std::vector<double> up = path(t.up, t.up_scale, t.up_bias, x);
-    const std::vector<double> gate = t.gate ? path(t.gate, t.gate_scale, t.gate_bias, x) : up;
-    for (std::uint32_t i = 0; i < r.n_ff; ++i) hidden[i] = activate(r, gate[i], up[i]);
-  }
-  return path(t.down, t.down_scale, t.down_bias, hidden);
 }
 
 }  // namespace kvasir::ffn::testing

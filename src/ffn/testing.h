@@ -1,4 +1,4 @@
-// For tests: random layers of experts, and the same FFN computed in two independent ways.
+// For tests: random layers of experts, and the FFN as llama.cpp computes it.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,5 @@ std::vector<std::int32_t> random_ids(std::uint32_t n_expert, std::uint32_t n_use
 // The whole [n_used, n_tokens] call as llama.cpp lays it out: [n_tokens][n_used][n_embd].
 std::vector<float> full_call(const Layer& layer, std::span<const float> x, std::span<const std::int32_t> ids,
                              std::uint32_t n_used, int n_threads);
-
-// One row through one expert in double precision; F32 layers only.
-std::vector<double> oracle(const Layer& layer, std::span<const float> x, std::uint32_t expert);
 
 }  // namespace kvasir::ffn::testing

@@ -60,6 +60,9 @@ Status validate(const Recipe& recipe) {
     return refuse("a gate scale or bias needs a separate gate matrix");
   if (recipe.gate_layout == GateLayout::kNone && recipe.clamp_gate.enabled)
     return refuse("a gate clamp needs a gate");
+  // ggml scales contiguous tensors only and aborts on the halves of a merged product.
+  if (recipe.gate_layout == GateLayout::kMerged && recipe.activation == Activation::kSoftCapSiluMul)
+    return refuse("the soft-capped product needs separate gate and up matrices");
   if (recipe.activation != Activation::kSiluMul && recipe.clamp_gate_activated.enabled)
     return refuse("only the unfused SiLU product has an activated gate to clamp");
   for (const Clamp* clamp : {&recipe.clamp_gate, &recipe.clamp_gate_activated, &recipe.clamp_up})

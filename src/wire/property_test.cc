@@ -67,6 +67,7 @@ LayerRecipe random_recipe(Random& random) {
   const bool gated = recipe.gate_layout != GateLayout::kNone;
   recipe.activation = static_cast<Activation>(gated ? below(random, 9) : 16 + below(random, 6));
   const bool split = recipe.gate_layout == GateLayout::kSplit;
+  if (!split && recipe.activation == Activation::kSoftCapSiluMul) recipe.activation = Activation::kSiluMul;
   recipe.gate_scale = split && coin(random);
   recipe.gate_bias = split && coin(random);
   recipe.up_scale = coin(random);

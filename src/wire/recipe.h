@@ -32,7 +32,7 @@ enum class Activation : std::uint8_t {
   kSwigluOai = 5,   // ggml_swiglu_oai(gate, up, alpha, limit)
   kSwigluClamp = 6,  // ggml_swiglu_clamp(gate, up, limit)
   kSiluMul = 7,     // ggml_mul(clamp(silu(gate)), up), unfused
-  kSoftCapSiluMul = 8,  // ggml_mul(ggml_mul(cap(gate), sigmoid(gate)), cap(up)), cap as in SoftCap
+  kSoftCapSiluMul = 8,  // ggml_mul(ggml_mul(cap(gate), sigmoid(gate)), cap(up)), cap as in SoftCap; kSplit only
   // Without a gate (kNone), on `up`:
   kSilu = 16,
   kGelu = 17,
