@@ -1,0 +1,233 @@
+// kvasir worker: serve experts. Also what runs under the older name linkcpp-expert-worker.
+
+#include <CLI/CLI.hpp>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <format>
+#include <fstream>
+#include <memory>
+#include <thread>
+
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "ffn/device.h"
+#include "ffn/engine.h"
+#include "spdlog/sinks/stdout_color_sinks.h"
+#include "spdlog/spdlog.h"
+#include "worker/raw_session.h"
+#include "worker/server.h"
+
+namespace kvasir::cli {
+namespace {
+
+struct Options {
+  std::string serve;
+  std::vector<std::string> slices;
+  std::uint64_t memory_bytes = 0;
+  int n_threads = 0;
+  std::string device = "CPU";
+  std::uint32_t queue = worker::kQueueDefault;
+  std::uint32_t spin_us = worker::kSpinUsDefault;
+  std::optional<std::uint32_t> layer;
+  bool only_that_layer = false;  // the older name loads nothing else
+  bool insecure = false;
+  bool insecure_anywhere = false;
+  bool tls = false;
+  bool no_verify = false;
+  bool verbose = false;
+  std::string data_dir;
+  std::string token_file;
+  std::string stats_file;
+};
+
+bool is_loopback(const net::Address& address) {
+  return address.text.starts_with("127.") || address.text.starts_with("[::1]");
+}
+
+std::string default_data_dir() {
+  if (const char* xdg = std::getenv("XDG_DATA_HOME"); xdg && *xdg) return std::string(xdg) + "/kvasir";
+  if (const char* home = std::getenv("HOME"); home && *home) return std::string(home) + "/.local/share/kvasir";
+  return "kvasir-data";
+}
+
+// From the file, or KVASIR_TOKEN: a command line can be read by every user of the machine.
+Result<std::string> read_token(const Options& options) {
+  if (options.token_file.empty()) {
+    const char* token = std::getenv("KVASIR_TOKEN");
+    return std::string(token ? token : "");
+  }
+  std::ifstream in(options.token_file);
+  std::string token;
+  if (!std::getline(in, token) || token.empty())
+    return fix_input(std::format("'{}' holds no token on its first line.", options.token_file));
+  return token;
+}
+
+// Whether this port is encrypted; refuses what would carry rows in the clear by accident.
+Result<bool> choose_tls(const Options& options, const net::HostPort& where) {
+  KVASIR_ASSIGN(const std::vector<net::Address> addresses, net::resolve(where));
+  if (is_loopback(addresses.front())) {
+    if (options.tls && options.insecure) return fix_input("--tls and --insecure exclude each other.");
+    return options.tls;
+  }
+  if (!options.insecure) return true;
+  if (!options.insecure_anywhere)
+    return fix_input(std::format("{} can be reached by other machines, and --insecure would serve it to anyone, in the "
+                                 "clear: leave --insecure out, or add --insecure-anywhere if that is meant.",
+                                 where.host));
+  return false;
+}
+
+// "host:port[#fingerprint]", ready to paste into KVASIR_WORKERS.
+std::string link_line(const net::HostPort& where, std::uint16_t port, const net::TlsIdentity* identity) {
+  net::HostPort shown{where.host, port};
+  if (where.host == "0.0.0.0" || where.host == "::") {
+    char name[256] = {};
+    if (::gethostname(name, sizeof name - 1) == 0 && name[0]) shown.host = name;
+  }
+  const std::string link = net::format_host_port(shown);
+  return identity ? link + "#" + net::format_fingerprint(identity->fingerprint) : link;
+}
+
+void log_to_stderr(bool verbose) {
+  spdlog::set_default_logger(spdlog::stderr_color_st("worker") ? spdlog::get("worker") : spdlog::default_logger());
+  spdlog::set_pattern("%H:%M:%S.%e %^%l%$ %v");
+  spdlog::set_level(verbose ? spdlog::level::debug : spdlog::level::info);
+}
+
+// ggml's own lines (which backend library it loaded) matter only when something is wrong.
+void log_ggml(ggml_log_level level, const char* text, void*) {
+  std::string_view line = text;
+  while (line.ends_with('\n')) line.remove_suffix(1);
+  if (line.empty()) return;
+  if (level >= GGML_LOG_LEVEL_WARN && level <= GGML_LOG_LEVEL_ERROR) spdlog::warn("ggml: {}", line);
+  else spdlog::debug("ggml: {}", line);
+}
+
+std::atomic<worker::Server*> running{nullptr};
+
+void on_stop_signal(int) {
+  if (worker::Server* server = running.load()) server->request_stop();
+}
+
+// False: connections had to be cut, and threads may still be computing.
+Result<bool> serve(const Options& options) {
+  log_to_stderr(options.verbose);
+  // A backbone's plugin, if the environment names one, is no business of a worker: loading
+  // it would make this process a backbone, too. Before the first thread starts.
+  ::unsetenv("GGML_BACKEND_PATH");
+  ggml_log_set(log_ggml, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+
+  KVASIR_ASSIGN(const net::HostPort where, net::parse_host_port(options.serve, "127.0.0.1"));
+  KVASIR_ASSIGN(const bool encrypted, choose_tls(options, where));
+  worker::ServerOptions server_options;
+  server_options.queue = options.queue;
+  server_options.spin_us = options.spin_us;
+  server_options.raw_framing = !encrypted;
+  server_options.raw_layer = options.layer;
+  server_options.software = std::string("kvasir ") + KVASIR_VERSION;
+  server_options.stats_file = options.stats_file;
+  KVASIR_ASSIGN(server_options.token, read_token(options));
+  if (!server_options.token.empty()) server_options.raw_framing = options.insecure;  // that framing has no token
+  std::optional<net::TlsIdentity> identity;
+  if (encrypted) {
+    KVASIR_ASSIGN(identity, net::load_or_make_tls_identity(options.data_dir.empty() ? default_data_dir() : options.data_dir));
+    KVASIR_ASSIGN(server_options.tls, net::TlsContext::server(*identity));
+  }
+
+  worker::StoreOptions store_options;
+  store_options.device = options.device;
+  store_options.bytes_max = options.memory_bytes;
+  store_options.verify = !options.no_verify;
+  if (options.only_that_layer) store_options.only_layer = options.layer;
+  KVASIR_ASSIGN(worker::SliceStore store, worker::SliceStore::load(options.slices, store_options));
+  if (options.layer) KVASIR_TRY(worker::choose_raw_layer(store, options.layer));
+  const int n_threads =
+      options.n_threads > 0 ? options.n_threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  KVASIR_ASSIGN(auto engine, ffn::Engine::create({.device = options.device, .n_threads = n_threads}));
+  KVASIR_ASSIGN(wire::NumericsId numerics_id, ffn::numerics_id(options.device));
+
+  const std::uint64_t bytes = store.bytes();
+  std::size_t n_experts = 0;
+  for (const worker::HeldLayerPtr& layer : store.layers()) n_experts += layer->experts.size();
+  const std::size_t n_layers = store.layers().size();
+  KVASIR_ASSIGN(const std::unique_ptr<worker::Server> server,
+                worker::Server::listen(where, std::move(store), std::move(engine), std::move(numerics_id),
+                                       std::move(server_options)));
+  running = server.get();
+  std::signal(SIGTERM, on_stop_signal);
+  std::signal(SIGINT, on_stop_signal);
+
+  std::printf("%s\n", link_line(where, server->port(), identity ? &*identity : nullptr).c_str());
+  std::fflush(stdout);
+  spdlog::info("serving {} experts of {} layers ({}) on {}, {} threads", n_experts, n_layers, format_bytes(bytes),
+               options.device, n_threads);
+  const bool finished = server->run();
+  running = nullptr;
+  spdlog::info("stopped after {} requests", server->stats().requests.load());
+  if (!finished) std::_Exit(kExitOk);  // a thread is still inside a long computation
+  return finished;
+}
+
+int run(const Options& options) {
+  const Result<bool> served = serve(options);
+  return served ? kExitOk : report(served.error());
+}
+
+void add_common(CLI::App& command, Options& options) {
+  command.add_option("--serve", options.serve, "[HOST:]PORT to listen on; loopback unless HOST is given, port 0 picks one")
+      ->required();
+  command.add_option("--threads", options.n_threads, "threads to compute with (default: one a core)")
+      ->check(CLI::Range(1, ffn::kThreadsMax));
+  command.add_option("--layer", options.layer, "the layer that peers of the older framing get");
+  command.add_flag("--no-verify", options.no_verify, "do not compare the slices with their hashes");
+  command.add_flag("-v,--verbose", options.verbose, "log every connection");
+}
+
+}  // namespace
+
+void add_worker(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("worker", "Serve experts to backbones");
+  add_common(*command, *options);
+  auto* slice = command->add_option("--slice", options->slices, "slices (or whole models) to serve; none: an empty worker");
+  auto* memory = command->add_option("--memory", options->memory_bytes, "bytes that experts may take (K, M, G)")
+                     ->transform(CLI::AsSizeValue(false));
+  command->add_option("--device", options->device, "ggml device to compute on, e.g. Vulkan0");
+  command->add_option("--queue", options->queue, "requests that may wait; more are refused as busy")
+      ->check(CLI::Range(0u, worker::kQueueMax));
+  command->add_option("--spin-us", options->spin_us, "look for the next request this long before sleeping")
+      ->check(CLI::Range(0u, worker::kSpinUsMax));
+  command->add_flag("--tls", options->tls, "encrypt on loopback too");
+  command->add_flag("--insecure", options->insecure, "plain TCP; with a token, also serve the older framing without it");
+  command->add_flag("--insecure-anywhere", options->insecure_anywhere, "allow --insecure on addresses others can reach");
+  command->add_option("--token-file", options->token_file, "node token peers must show (default: KVASIR_TOKEN)");
+  command->add_option("--data", options->data_dir, "directory of this worker's certificate");
+  command->add_option("--stats-file", options->stats_file, "JSON of counters, rewritten each second");
+  command->callback([options, slice, memory, &exit_code] {
+    if (slice->empty() && memory->empty())
+      exit_code = report(fix_input("worker needs --slice FILE, or --memory BYTES to start empty.").error());
+    else
+      exit_code = run(*options);
+  });
+}
+
+std::optional<int> run_older_name(int argc, char** argv) {
+  const std::string_view name = argc > 0 ? argv[0] : "";
+  if (name.substr(name.rfind('/') + 1) != "linkcpp-expert-worker") return std::nullopt;
+  Options options;
+  CLI::App app{"Serves one layer's experts by the older framing. `kvasir worker` does more."};
+  add_common(app, options);
+  app.add_option("--model", options.slices, "slice or model")->required();
+  CLI11_PARSE(app, argc, argv);
+  options.insecure = true;
+  options.only_that_layer = true;
+  return run(options);
+}
+
+}  // namespace kvasir::cli

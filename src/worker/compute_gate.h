@@ -1,0 +1,73 @@
+// The one place in front of the engine, and the bounded line before it. A connection's
+// thread that finds the gate open computes at once, on its own core and without a hand-off;
+// otherwise it takes a ticket, goes on reading (so that a CANCEL is seen), and is woken
+// through a descriptor when its turn comes. First come, first served.
+//
+// Thread contract: all members may be called from any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <mutex>
+
+#include "base/clock.h"
+
+namespace kvasir::worker {
+
+class ComputeGate {
+ public:
+  // A place in the line. Lives as long as it is in the line or has the turn.
+  class Ticket {
+   public:
+    explicit Ticket(int wake_fd) : wake_fd_(wake_fd) {}  // an eventfd
+    Ticket(const Ticket&) = delete;
+    Ticket& operator=(const Ticket&) = delete;
+
+   private:
+    friend class ComputeGate;
+    int wake_fd_;
+    bool queued_ = false, granted_ = false;  // guarded by the gate's mutex
+  };
+
+  explicit ComputeGate(std::uint32_t waiting_max) : waiting_max_(waiting_max) {}
+
+  // Takes the turn if nobody has it and nobody waits.
+  bool try_enter(Ticket& ticket);
+  // Joins the line, or takes the turn at once. False: the line is full.
+  bool join(Ticket& ticket);
+  bool has_turn(const Ticket& ticket) const;
+  // Out of the line; if the ticket has the turn, gives it to the next. Any number of times.
+  void withdraw(Ticket& ticket);
+
+  // Leaves the line, or gives the turn on, however its scope ends.
+  class Guard {
+   public:
+    Guard(ComputeGate& gate, Ticket& ticket) : gate_(gate), ticket_(ticket) {}
+    Guard(const Guard&) = delete;
+    Guard& operator=(const Guard&) = delete;
+    ~Guard() { gate_.withdraw(ticket_); }
+
+   private:
+    ComputeGate& gate_;
+    Ticket& ticket_;
+  };
+
+  std::uint32_t waiting() const { return waiting_.load(std::memory_order_relaxed); }
+  std::uint32_t waiting_max() const { return waiting_max_; }
+  // How long the gate has been held in all, up to `now`.
+  Nanos held(TimePoint now) const;
+
+ private:
+  void take(Ticket& ticket, TimePoint now);
+
+  const std::uint32_t waiting_max_;
+  mutable std::mutex mutex_;
+  bool taken_ = false;
+  TimePoint taken_at_{};
+  Nanos held_{};
+  std::list<Ticket*> line_;
+  std::atomic<std::uint32_t> waiting_ = 0;
+};
+
+}  // namespace kvasir::worker

@@ -1,0 +1,333 @@
+#include "worker/connection.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <format>
+#include <thread>
+
+#include "spdlog/spdlog.h"
+#include "worker/greeting.h"
+#include "worker/raw_session.h"
+
+namespace kvasir::worker {
+namespace {
+
+using net::FrameReader;
+using wire::ErrorCode;
+using wire::FrameType;
+
+// Enough to tell the framings, and our versions, apart: magic and version.
+constexpr std::size_t kFirstBytes = 6;
+
+}  // namespace
+
+Connection::Connection(ServerCore& core, std::unique_ptr<net::Stream> stream, std::string peer)
+    : core_(core),
+      stream_(std::move(stream)),
+      peer_(std::move(peer)),
+      reader_(wire::payload_bytes_max(FrameType::kHello)),
+      request_(core.budget) {
+  ++core_.stats.connections_open;
+  ++core_.stats.connections_total;
+}
+
+Connection::~Connection() { --core_.stats.connections_open; }
+
+void Connection::cut() const { ::shutdown(stream_->fd(), SHUT_RDWR); }
+
+void Connection::run() noexcept {
+  try {
+    const Status served = serve();
+    if (served) {
+      spdlog::debug("{}: closed after {} requests", peer_, n_answered_);
+    } else {
+      spdlog::warn("{}: dropped: {}", peer_, served.error().message);
+    }
+  } catch (const std::exception& e) {  // out of memory: this peer goes, the worker stays
+    spdlog::error("{}: dropped: {}", peer_, e.what());
+  }
+  for (Pending& pending : pending_) core_.gate.withdraw(pending.ticket);
+  pending_.clear();
+  stream_->shutdown();
+  cut();
+  finished_ = true;
+}
+
+void Connection::turn_away(ErrorCode code, std::string why) noexcept {
+  try {
+    ++core_.stats.connections_refused;
+    spdlog::warn("{}: refused: {}", peer_, why);
+    if (send_error(0, code, std::move(why))) linger(*stream_, core_.options.timeouts.linger);
+  } catch (const std::exception& e) {
+    spdlog::error("{}: {}", peer_, e.what());
+  }
+  cut();
+  finished_ = true;
+}
+
+Status Connection::send_error(std::uint64_t request_id, ErrorCode code, std::string message) {
+  return send(wire::encode_frame(FrameType::kError, request_id, wire::ErrorMessage{code, std::move(message)}, checksum()));
+}
+
+Status Connection::serve() {
+  KVASIR_ASSIGN(const bool welcome, greet());
+  if (!welcome) return {};
+  return serve_frames();
+}
+
+Result<bool> Connection::greet() {
+  const TimePoint deadline = monotonic_now() + core_.options.timeouts.hello;
+  std::array<std::byte, kFirstBytes> first;
+  KVASIR_ASSIGN(const bool open, read_whole(*stream_, first, deadline));
+  if (!open) return false;
+  if (load_le<std::uint32_t>(first.data()) != wire::kMagic) {
+    greeted_ = true;
+    KVASIR_TRY(serve_raw(core_, *stream_, wake_, first));
+    return false;
+  }
+  const auto refuse = [&](ErrorCode code, std::string why) -> Result<bool> {
+    turn_away(code, std::move(why));
+    return false;
+  };
+  if (const auto version = load_le<std::uint16_t>(first.data() + 4); version != wire::kProtocolVersion)
+    return refuse(ErrorCode::kWrongVersion,
+                  std::format("This worker speaks protocol version {}, the backbone {}: update the older one.",
+                              wire::kProtocolVersion, version));
+  reader_.feed(first);
+  FrameReader::State state;
+  while (true) {
+    KVASIR_ASSIGN(state, reader_.read(*stream_));
+    if (state != FrameReader::State::kWouldBlock) break;
+    if (monotonic_now() >= deadline) return retry_elsewhere("no HELLO came in time.");
+    wait_for(stream_.get(), /*reading=*/true, nullptr, deadline);
+  }
+  if (state == FrameReader::State::kEnd) return false;
+  if (reader_.frame().header.type != FrameType::kHello)
+    return refuse(ErrorCode::kMalformed, "The first frame must be HELLO.");
+  const Result<wire::Hello> hello = wire::decode_hello(reader_.frame().payload);
+  if (!hello) return refuse(ErrorCode::kMalformed, hello.error().message);
+  if (auto refusal = refuse_hello(*hello, core_.numerics_id, core_.options.token))
+    return refuse(refusal->code, std::move(refusal->message));
+  if (core_.draining) return refuse(ErrorCode::kDraining, "This worker is shutting down: use a replica.");
+
+  greeted_ = true;
+  same_numerics_ = hello->numerics_id == core_.numerics_id;
+  reader_.set_payload_bytes_max(wire::kFramePayloadBytesMax);
+  wire::Hello ours;
+  ours.role = wire::Role::kWorker;
+  ours.numerics = hello->numerics;
+  ours.software = core_.options.software;
+  ours.numerics_id = core_.numerics_id;
+  Bytes frames = wire::encode_frame(FrameType::kHello, 0, ours, checksum());
+  const Bytes holdings = wire::encode_frame(FrameType::kHoldings, 0, core_.store.holdings(), checksum());
+  frames.insert(frames.end(), holdings.begin(), holdings.end());
+  KVASIR_TRY(send(frames));
+  spdlog::debug("{}: connected ({})", peer_, hello->software);
+  return true;
+}
+
+Status Connection::serve_frames() {
+  while (true) {
+    if (core_.draining && !drain_said_) {
+      drain_said_ = true;
+      close_at_ = monotonic_now() + core_.options.timeouts.linger;
+      KVASIR_TRY(send(wire::encode_empty_frame(FrameType::kDrain, 0)));
+    }
+    KVASIR_TRY(read_frames());
+    if (ended_) return {};
+    if (!pending_.empty() && core_.gate.has_turn(pending_.front().ticket)) {
+      KVASIR_TRY(run_pending());
+      continue;
+    }
+    if (pending_.empty() && monotonic_now() >= close_at_) return {};
+    KVASIR_TRY(wait_for_more());
+  }
+}
+
+// Handles the frames that are there, a bounded number of them.
+Status Connection::read_frames() {
+  for (std::uint32_t n = 0; n < kFramesPerTurn && !ended_; ++n) {
+    const Result<FrameReader::State> state = reader_.read(*stream_);
+    if (!state) {
+      // Damaged or malformed: say so if the peer still listens, then close.
+      if (send_error(0, ErrorCode::kMalformed, state.error().message)) linger(*stream_, core_.options.timeouts.linger);
+      return std::unexpected(state.error());
+    }
+    if (*state == FrameReader::State::kEnd) ended_ = true;
+    if (*state != FrameReader::State::kFrame) {
+      if (!reader_.mid_frame()) frame_begun_ = TimePoint::max();
+      else if (frame_begun_ == TimePoint::max()) frame_begun_ = monotonic_now();
+      return {};
+    }
+    frame_begun_ = TimePoint::max();
+    KVASIR_TRY(on_frame(reader_.frame()));
+  }
+  return {};
+}
+
+Status Connection::wait_for_more() {
+  const TimePoint now = monotonic_now();
+  if (now < spin_until_ && pending_.empty()) {
+    std::this_thread::yield();  // a peer that decodes sends its next request within microseconds
+    return {};
+  }
+  TimePoint until = std::min(close_at_, now + std::chrono::hours(1));
+  if (frame_begun_ != TimePoint::max()) {
+    const TimePoint stalled = frame_begun_ + time_allowed(core_.options.timeouts, reader_.buffer_bytes());
+    if (now >= stalled) return retry_elsewhere("it stopped in the middle of a frame.");
+    until = std::min(until, stalled);
+  } else if (reader_.buffer_bytes() > kScratchBytesKept) {
+    reader_.shrink();
+  }
+  wait_for(stream_.get(), /*reading=*/true, &wake_, until);
+  return {};
+}
+
+Status Connection::on_frame(const net::Frame& frame) {
+  const auto malformed = [&](std::string why) -> Status {
+    if (send_error(frame.header.request_id, ErrorCode::kMalformed, why)) linger(*stream_, core_.options.timeouts.linger);
+    return retry_elsewhere(std::move(why));
+  };
+  switch (frame.header.type) {
+    case FrameType::kExec: return on_exec(frame);
+    case FrameType::kCancel: return on_cancel(frame.header.request_id);
+    case FrameType::kLayerRecipe: return on_layer_recipe(frame);
+    case FrameType::kPing: {
+      const Result<wire::Ping> ping = wire::decode_ping(frame.payload);
+      if (!ping) return malformed(ping.error().message);
+      const wire::Pong pong{.sent_ns = ping->sent_ns,
+                            .queued = core_.gate.waiting(),
+                            .queue_capacity = core_.gate.waiting_max(),
+                            .busy_permille = core_.stats.busy_permille(core_.gate, monotonic_now()),
+                            .row_us = core_.stats.pair_us()};
+      return send(wire::encode_frame(FrameType::kPong, frame.header.request_id, pong, checksum()));
+    }
+    case FrameType::kDrain:  // the backbone is leaving: it will close when it has its answers
+    case FrameType::kError: return {};
+    default:
+      return malformed(std::format("A backbone does not send frames of type {}.", static_cast<int>(frame.header.type)));
+  }
+}
+
+Status Connection::on_layer_recipe(const net::Frame& frame) {
+  Result<wire::LayerRecipe> message = wire::decode_layer_recipe(frame.payload);
+  const std::uint64_t request_id = frame.header.request_id;
+  if (!message) return send_error(request_id, ErrorCode::kUnsupportedRecipe, message.error().message);
+  recipes_.erase(message->recipe_id);
+  HeldLayerPtr layer = core_.store.find(message->layer_id);
+  if (!layer)
+    return send_error(request_id, ErrorCode::kUnknownLayer,
+                      "This worker holds no expert of that layer: its slice may be of another model.");
+  if (message->recipe.group != layer->group || message->recipe.n_expert != layer->n_expert)
+    return send_error(request_id, ErrorCode::kUnsupportedRecipe,
+                      std::format("Layer {} has {} experts in group {}, which the recipe does not agree with.",
+                                  layer->layer, layer->n_expert, static_cast<int>(layer->group)));
+  if (const Status fits = ffn::Engine::check(message->recipe, layer->tensors); !fits)
+    return send_error(request_id, ErrorCode::kUnsupportedRecipe, fits.error().message);
+  recipes_.insert_or_assign(message->recipe_id, BoundRecipe{message->recipe, std::move(layer)});
+  return {};
+}
+
+Status Connection::on_exec(const net::Frame& frame) {
+  const std::uint64_t request_id = frame.header.request_id;
+  core_.stats.bytes_received += frame.payload.size();
+  if (core_.draining) {
+    ++core_.stats.requests_refused;
+    return send_error(request_id, ErrorCode::kDraining, "This worker is shutting down: use a replica.");
+  }
+  // The usual case: nothing else is on its way and the engine is free.
+  const bool alone = pending_.empty() && !reader_.mid_frame() && !stream_->buffered_input();
+  if (alone) {
+    ComputeGate::Ticket ticket(wake_.fd());
+    if (core_.gate.try_enter(ticket)) return answer(request_id, frame.payload, ticket);
+  }
+
+  MemoryBudget::Share share = core_.budget.take(frame.payload.size());
+  if (share) {
+    pending_.emplace_back(request_id, frame.payload, wake_.fd(), std::move(share));
+    if (core_.gate.join(pending_.back().ticket)) return {};
+    pending_.pop_back();
+  }
+  ++core_.stats.requests_refused;
+  ++core_.stats.requests_busy;
+  return send_error(request_id, ErrorCode::kBusy,
+                    std::format("{} requests wait here already: use a replica.", core_.gate.waiting()));
+}
+
+Status Connection::on_cancel(std::uint64_t request_id) {
+  const auto found = std::ranges::find(pending_, request_id, &Pending::request_id);
+  if (found == pending_.end()) return {};  // answered, or being answered
+  core_.gate.withdraw(found->ticket);
+  pending_.erase(found);
+  ++core_.stats.requests_cancelled;
+  return send_error(request_id, ErrorCode::kCancelled, "The request was cancelled.");
+}
+
+Status Connection::run_pending() {
+  Pending& next = pending_.front();
+  const Status answered = answer(next.request_id, next.payload, next.ticket);
+  pending_.pop_front();
+  return answered;
+}
+
+// Computes and sends. `ticket` has the gate's turn, which is given on once the engine is done.
+Status Connection::answer(std::uint64_t request_id, ByteSpan payload, ComputeGate::Ticket& ticket) {
+  const ComputeGate::Guard guard(core_.gate, ticket);
+  const auto refuse = [&](ErrorCode code, std::string why) {
+    core_.gate.withdraw(ticket);
+    request_.release();
+    ++core_.stats.requests_refused;
+    if (code == ErrorCode::kBusy) ++core_.stats.requests_busy;
+    return send_error(request_id, code, std::move(why));
+  };
+  const Result<wire::ExecView> view = wire::decode_exec(payload);
+  if (!view) {
+    if (refuse(ErrorCode::kMalformed, view.error().message)) linger(*stream_, core_.options.timeouts.linger);
+    return std::unexpected(view.error());
+  }
+  if (view->head.numerics != wire::Numerics::kFast && !same_numerics_)
+    return refuse(ErrorCode::kNumerics, "This connection was made for numerics class fast; the ids differ.");
+  const auto bound = recipes_.find(view->head.recipe_id);
+  if (bound == recipes_.end())
+    return refuse(ErrorCode::kUnknownRecipe, std::format("No LAYER_RECIPE {} stands.", view->head.recipe_id));
+  if (auto refusal = request_.prepare(*view, bound->second)) return refuse(refusal->code, std::move(refusal->message));
+
+  const TimePoint start = monotonic_now();
+  const Status computed = request_.compute(*core_.engine);
+  const Nanos took = monotonic_now() - start;
+  if (!computed) {
+    spdlog::error("{}: {}", peer_, computed.error().message);
+    return refuse(ErrorCode::kInternal, computed.error().message);
+  }
+  core_.gate.withdraw(ticket);
+  core_.stats.count_compute(view->head.n_pairs, took);
+  const Status sent = send_result(request_id, view->head, request_.finish(),
+                                  static_cast<std::uint32_t>(std::min<std::int64_t>(took.count() / 1000, UINT32_MAX)));
+  request_.release();
+  ++core_.stats.requests;
+  ++n_answered_;
+  if (core_.options.spin_us > 0) spin_until_ = monotonic_now() + std::chrono::microseconds(core_.options.spin_us);
+  return sent;
+}
+
+Status Connection::send_result(std::uint64_t request_id, const wire::ExecHead& exec, ByteSpan rows,
+                               std::uint32_t compute_us) {
+  wire::ResultHead head{.row_type = exec.result_type, .n_embd = exec.n_embd, .compute_us = compute_us};
+  head.total_rows = request_.answer_rows();
+  const std::size_t row_bytes = rows.size() / head.total_rows;
+  const std::uint32_t rows_max = wire::result_rows_per_frame(head.row_type, head.n_embd);
+  while (head.first_row < head.total_rows) {
+    head.n_rows = std::min(rows_max, head.total_rows - head.first_row);
+    const ByteSpan part = rows.subspan(head.first_row * row_bytes, head.n_rows * row_bytes);
+    const bool more = head.first_row + head.n_rows < head.total_rows;
+    const Bytes prefix = wire::encode_result_prefix(request_id, head, part, more, checksum());
+    KVASIR_TRY(send_whole(*stream_, writer_, core_.options.timeouts, prefix, part));
+    head.first_row += head.n_rows;
+  }
+  core_.stats.bytes_sent += rows.size();
+  return {};
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,81 @@
+// One peer, from accept to close, on a thread of its own: tells the two framings apart,
+// greets, then answers frames. Requests run inline when the engine is free; otherwise they
+// wait in the gate's line while the thread goes on reading, so PING and CANCEL are seen.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "net/frame_io.h"
+#include "worker/server_core.h"
+
+namespace kvasir::worker {
+
+class Connection {
+ public:
+  Connection(ServerCore& core, std::unique_ptr<net::Stream> stream, std::string peer);
+  ~Connection();
+
+  // The thread's body. Returns when the connection is over.
+  void run() noexcept;
+  // Instead of run(): says why, and closes.
+  void turn_away(wire::ErrorCode code, std::string why) noexcept;
+
+  // From other threads, while the object lives.
+  void drain() const { greeted_ ? wake_.raise() : cut(); }
+  void cut() const;  // makes every wait of run() end
+  bool finished() const { return finished_; }
+
+ private:
+  struct Pending {
+    Pending(std::uint64_t id, ByteSpan bytes, int wake_fd, MemoryBudget::Share held)
+        : request_id(id), payload(bytes.begin(), bytes.end()), ticket(wake_fd), share(std::move(held)) {}
+    std::uint64_t request_id;
+    Bytes payload;
+    ComputeGate::Ticket ticket;
+    MemoryBudget::Share share;
+  };
+
+  Status serve();
+  Result<bool> greet();  // false: turned away, or not of our framing
+  Status serve_frames();
+  Status read_frames();
+  Status wait_for_more();
+  Status on_frame(const net::Frame& frame);
+  Status on_layer_recipe(const net::Frame& frame);
+  Status on_exec(const net::Frame& frame);
+  Status on_cancel(std::uint64_t request_id);
+  Status answer(std::uint64_t request_id, ByteSpan payload, ComputeGate::Ticket& ticket);
+  Status run_pending();
+  Status send_result(std::uint64_t request_id, const wire::ExecHead& exec, ByteSpan rows, std::uint32_t compute_us);
+  Status send(ByteSpan frame) { return send_whole(*stream_, writer_, core_.options.timeouts, frame); }
+  Status send_error(std::uint64_t request_id, wire::ErrorCode code, std::string message);
+  bool checksum() const { return !stream_->encrypted(); }
+
+  ServerCore& core_;
+  std::unique_ptr<net::Stream> stream_;
+  const std::string peer_;
+  const Wake wake_;
+  std::atomic<bool> greeted_ = false;
+  std::atomic<bool> finished_ = false;
+
+  net::FrameReader reader_;
+  net::FrameWriter writer_;
+  std::unordered_map<std::uint32_t, BoundRecipe> recipes_;  // by the peer's number, < kRecipesMax
+  bool same_numerics_ = false;
+  ExecRequest request_;
+  std::list<Pending> pending_;
+  std::uint64_t n_answered_ = 0;
+
+  bool ended_ = false;  // the peer has closed: it wants no answers any more
+  bool drain_said_ = false;
+  TimePoint close_at_ = TimePoint::max();       // after DRAIN
+  TimePoint spin_until_{};                      // after an answer
+  TimePoint frame_begun_ = TimePoint::max();    // of a frame that is not complete
+};
+
+}  // namespace kvasir::worker

@@ -1,0 +1,75 @@
+// One EXEC, from its payload to the rows of its answer. Sums and encoding (finish) are done
+// after the gate is left, so that another connection's request can run meanwhile.
+//
+// Buffers are kept between requests while they are small. One thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "ffn/engine.h"
+#include "wire/codec.h"
+#include "worker/memory_budget.h"
+#include "worker/slice_store.h"
+
+namespace kvasir::worker {
+
+struct BoundRecipe {
+  wire::Recipe recipe;
+  HeldLayerPtr layer;
+};
+
+// Uninitialised room for T, which grows and can be given back.
+template <typename T>
+class Scratch {
+ public:
+  T* room_for(std::size_t n) {
+    if (n > capacity_) {
+      data_.reset();
+      data_ = std::make_unique_for_overwrite<T[]>(n);
+      capacity_ = n;
+    }
+    return data_.get();
+  }
+  T* data() const { return data_.get(); }
+  void trim(std::size_t bytes_kept) {
+    if (capacity_ * sizeof(T) <= bytes_kept) return;
+    data_.reset();
+    capacity_ = 0;
+  }
+
+ private:
+  std::unique_ptr<T[]> data_;
+  std::size_t capacity_ = 0;
+};
+
+class ExecRequest {
+ public:
+  explicit ExecRequest(MemoryBudget& budget) : budget_(budget) {}
+
+  // Checks the request against the layer and decodes rows that are not f32. `view` and
+  // `bound` must stand until finish(). The refusal, if there is one.
+  std::optional<wire::ErrorMessage> prepare(const wire::ExecView& view, const BoundRecipe& bound);
+  // The expert FFN of all pairs. The caller has the gate's turn.
+  Status compute(ffn::Engine& engine);
+  // The answer's rows as they travel; they stand until the next prepare() or release().
+  ByteSpan finish();
+  std::uint32_t answer_rows() const;
+  void release();
+
+ private:
+  void sum_weighted();
+
+  MemoryBudget& budget_;
+  MemoryBudget::Share share_;
+  wire::ExecView view_;
+  const BoundRecipe* bound_ = nullptr;
+  ffn::RowsView rows_;
+  Scratch<ffn::LocalPair> pairs_;
+  Scratch<float> decoded_, out_, sums_;
+  Scratch<std::byte> encoded_;
+};
+
+}  // namespace kvasir::worker

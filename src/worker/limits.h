@@ -1,0 +1,33 @@
+// Every bound a worker keeps, in one place. A peer can make it hold at most
+//   kConnectionsMax * wire::kFramePayloadBytesMax   frames being received
+//   + kRequestBytesMax                              copies, decoded rows and answers
+// and usually holds far less: frame buffers grow only as bytes arrive.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace kvasir::worker {
+
+inline constexpr std::uint32_t kConnectionsMax = 64;
+inline constexpr std::uint32_t kRefusalsMax = 8;           // more than that at once are closed without a word
+inline constexpr std::uint32_t kQueueDefault = 16;         // requests waiting for the engine, of all connections
+inline constexpr std::uint32_t kQueueMax = 4096;
+inline constexpr std::uint32_t kSpinUsDefault = 50;
+inline constexpr std::uint32_t kSpinUsMax = 1'000'000;
+inline constexpr std::uint64_t kRequestBytesMax = 2ull << 30;
+inline constexpr std::size_t kScratchBytesKept = 4u << 20;  // larger buffers are given back after each request
+inline constexpr std::uint32_t kFramesPerTurn = 16;         // read before a waiting request is looked at again
+
+// Times; tests shorten them.
+struct Timeouts {
+  std::chrono::milliseconds hello{10'000};   // connect -> HELLO complete
+  std::chrono::milliseconds stall{30'000};   // a frame begun, an answer unread
+  std::chrono::milliseconds drain{10'000};   // what runs may finish
+  std::chrono::milliseconds linger{500};     // a refused or drained peer may read why
+};
+// On top of `stall`, for large frames: slower peers than this are dropped.
+inline constexpr std::uint64_t kSlowestPeerBytesPerMs = 64;
+
+}  // namespace kvasir::worker

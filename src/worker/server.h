@@ -1,0 +1,57 @@
+// A worker's port: accepts, bounds the number of connections, and drains on request.
+#pragma once
+
+#include <list>
+#include <memory>
+#include <thread>
+
+#include "net/connect.h"
+#include "worker/connection.h"
+#include "worker/server_core.h"
+
+namespace kvasir::worker {
+
+class Server {
+ public:
+  static Result<std::unique_ptr<Server>> listen(const net::HostPort& where, SliceStore store,
+                                                std::unique_ptr<ffn::Engine> engine, wire::NumericsId numerics_id,
+                                                ServerOptions options);
+  ~Server();  // cuts what is left
+
+  std::uint16_t port() const { return listener_.port; }
+  const WorkerStats& stats() const { return core_.stats; }
+
+  // Serves until request_stop(), then drains: true if every connection ended in time.
+  bool run();
+  // Async-signal-safe; from any thread.
+  void request_stop() noexcept {
+    stop_ = true;
+    wake_.raise();
+  }
+
+ private:
+  struct Served {
+    std::unique_ptr<Connection> connection;
+    bool turned_away;
+    std::thread thread;
+  };
+
+  Server(net::Listener listener, SliceStore store, std::unique_ptr<ffn::Engine> engine, wire::NumericsId numerics_id,
+         ServerOptions options)
+      : listener_(std::move(listener)),
+        core_(std::move(store), std::move(engine), std::move(numerics_id), std::move(options)) {}
+
+  void accept_waiting();
+  void start(net::Accepted accepted);
+  void reap();
+  void write_stats() const;
+  bool drain();
+
+  net::Listener listener_;
+  ServerCore core_;
+  Wake wake_;
+  std::atomic<bool> stop_ = false;
+  std::list<Served> served_;
+};
+
+}  // namespace kvasir::worker

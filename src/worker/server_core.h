@@ -1,0 +1,52 @@
+// What all connections of one worker share.
+#pragma once
+
+#include <atomic>
+#include <optional>
+#include <string>
+
+#include "ffn/engine.h"
+#include "net/tls.h"
+#include "worker/compute_gate.h"
+#include "worker/exec_request.h"
+#include "worker/limits.h"
+#include "worker/memory_budget.h"
+#include "worker/peer_io.h"
+#include "worker/slice_store.h"
+#include "worker/worker_stats.h"
+
+namespace kvasir::worker {
+
+struct ServerOptions {
+  std::uint32_t queue = kQueueDefault;
+  std::uint32_t spin_us = kSpinUsDefault;
+  std::uint64_t request_bytes_max = kRequestBytesMax;
+  std::string token;  // empty: none is asked for
+  bool raw_framing = false;
+  std::optional<std::uint32_t> raw_layer;
+  std::optional<net::TlsContext> tls;
+  std::string software = "kvasir";
+  std::string stats_file;
+  Timeouts timeouts;
+};
+
+struct ServerCore {
+  ServerCore(SliceStore held, std::unique_ptr<ffn::Engine> ffn_engine, wire::NumericsId id, ServerOptions chosen)
+      : options(std::move(chosen)),
+        store(std::move(held)),
+        engine(std::move(ffn_engine)),
+        numerics_id(std::move(id)),
+        gate(options.queue),
+        budget(options.request_bytes_max) {}
+
+  const ServerOptions options;
+  const SliceStore store;
+  const std::unique_ptr<ffn::Engine> engine;  // used by whoever has the gate's turn
+  const wire::NumericsId numerics_id;
+  ComputeGate gate;
+  MemoryBudget budget;
+  WorkerStats stats;
+  std::atomic<bool> draining = false;
+};
+
+}  // namespace kvasir::worker

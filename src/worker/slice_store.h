@@ -1,0 +1,62 @@
+// The experts a worker holds: one HeldLayer per layer identity, in memory of the device.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/expert_set.h"
+#include "ffn/engine.h"
+#include "ggml-cpp.h"
+#include "wire/messages.h"
+
+namespace kvasir::worker {
+
+// Immutable once made; shared by the connections that have bound it.
+struct HeldLayer {
+  wire::LayerId layer_id{};
+  std::uint32_t layer = 0;
+  wire::ExpertGroup group = wire::ExpertGroup::kExps;
+  std::uint32_t n_expert = 0;  // of the model's layer
+  std::uint32_t n_embd = 0;
+  ExpertSet experts;
+  std::vector<std::int32_t> local_of;  // by expert of the model: index in the tensors, or -1
+  ffn::ExpertTensors tensors;
+  std::uint64_t bytes = 0;
+  std::string model_name;
+  ggml_context_ptr context;
+  ggml_backend_buffer_ptr buffer;
+};
+using HeldLayerPtr = std::shared_ptr<const HeldLayer>;
+
+struct StoreOptions {
+  std::string device = "CPU";
+  std::uint64_t bytes_max = 0;  // of all experts; 0: no limit of its own
+  bool verify = true;           // compare slab hashes where the file has them
+  std::optional<std::uint32_t> only_layer;
+};
+
+class SliceStore {
+ public:
+  // Opens every file and adds up their sizes before it loads anything. Files may be slices
+  // or whole models, of one model or several; the same layer in several files is joined.
+  static Result<SliceStore> load(std::span<const std::string> files, const StoreOptions& options);
+
+  const std::vector<HeldLayerPtr>& layers() const { return layers_; }
+  std::uint64_t bytes() const { return bytes_; }
+  HeldLayerPtr find(const wire::LayerId& layer_id) const;  // null if not held
+  wire::Holdings holdings() const;
+
+ private:
+  std::vector<HeldLayerPtr> layers_;  // by (layer, group, id)
+  std::uint64_t bytes_ = 0;
+};
+
+// The recipe that a peer of the older framing takes for granted: SwiGLU without biases.
+// nullopt if the layer has another shape.
+std::optional<wire::Recipe> plain_swiglu_recipe(const HeldLayer& layer);
+
+}  // namespace kvasir::worker
