@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "wire/codec.h"
+#include "wire/row_kernels.h"
 
 namespace kvasir::wire {
 namespace {
@@ -19,8 +20,8 @@ namespace {
 constexpr std::size_t kQ8Values = 32;
 constexpr std::size_t kQ8BlockBytes = 2 + kQ8Values;
 
-// Each loop below is written once and compiled twice on x86-64: for the baseline, which has no
-// instruction for f16, and for AVX2 with F16C. Both give the same bits (rows_test.cc).
+// Each loop below is written once and compiled twice on x86-64, whose baseline has no
+// instruction for f16.
 #define KVASIR_INLINE [[gnu::always_inline]] inline
 
 // --- f16: the compiler's own type rounds to nearest even on every machine --------------
@@ -97,17 +98,11 @@ KVASIR_INLINE void decode_q8(const std::byte* in, std::span<float> out) {
   }
 }
 
+}  // namespace
+
 // --- the two builds ---------------------------------------------------------------------
 
-using Encode = void (*)(std::span<const float>, std::byte*);
-using Decode = void (*)(const std::byte*, std::span<float>);
-
-struct Kernels {
-  Encode f16_encode, bf16_encode, q8_encode;
-  Decode f16_decode, bf16_decode, q8_decode;
-};
-
-constexpr Kernels kBaseline = {
+constexpr RowKernels kBaselineRowKernels = {
     [](std::span<const float> values, std::byte* out) { encode_f16(values, out); },
     [](std::span<const float> values, std::byte* out) { encode_bf16(values, out); },
     [](std::span<const float> values, std::byte* out) { encode_q8(values, out); },
@@ -117,6 +112,8 @@ constexpr Kernels kBaseline = {
 };
 
 #if defined(__x86_64__)
+namespace {
+
 #define KVASIR_AVX2 __attribute__((target("avx2,f16c")))
 
 // Compilers do not vectorise f16 conversions by themselves.
@@ -143,18 +140,18 @@ KVASIR_AVX2 void decode_bf16_avx2(const std::byte* in, std::span<float> out) { d
 KVASIR_AVX2 void encode_q8_avx2(std::span<const float> values, std::byte* out) { encode_q8(values, out); }
 KVASIR_AVX2 void decode_q8_avx2(const std::byte* in, std::span<float> out) { decode_q8(in, out); }
 
-const Kernels& kernels() {
-  static const Kernels chosen =
+}  // namespace
+
+const RowKernels& best_row_kernels() {
+  static const RowKernels best =
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")
-          ? Kernels{encode_f16_avx2, encode_bf16_avx2, encode_q8_avx2, decode_f16_avx2, decode_bf16_avx2, decode_q8_avx2}
-          : kBaseline;
-  return chosen;
+          ? RowKernels{encode_f16_avx2, encode_bf16_avx2, encode_q8_avx2, decode_f16_avx2, decode_bf16_avx2, decode_q8_avx2}
+          : kBaselineRowKernels;
+  return best;
 }
 #else
-const Kernels& kernels() { return kBaseline; }
+const RowKernels& best_row_kernels() { return kBaselineRowKernels; }
 #endif
-
-}  // namespace
 
 std::optional<std::size_t> row_bytes(RowType type, std::uint32_t n_embd) {
   switch (type) {
@@ -173,9 +170,9 @@ void encode_row(RowType type, std::span<const float> values, std::span<std::byte
   if (values.empty()) return;
   switch (type) {
     case RowType::kF32: std::memcpy(out.data(), values.data(), out.size()); return;
-    case RowType::kF16: return kernels().f16_encode(values, out.data());
-    case RowType::kBF16: return kernels().bf16_encode(values, out.data());
-    case RowType::kQ8: return kernels().q8_encode(values, out.data());
+    case RowType::kF16: return best_row_kernels().f16_encode(values, out.data());
+    case RowType::kBF16: return best_row_kernels().bf16_encode(values, out.data());
+    case RowType::kQ8: return best_row_kernels().q8_encode(values, out.data());
   }
 }
 
@@ -184,9 +181,9 @@ void decode_row(RowType type, ByteSpan bytes, std::span<float> out) {
   if (out.empty()) return;
   switch (type) {
     case RowType::kF32: std::memcpy(out.data(), bytes.data(), bytes.size()); return;
-    case RowType::kF16: return kernels().f16_decode(bytes.data(), out);
-    case RowType::kBF16: return kernels().bf16_decode(bytes.data(), out);
-    case RowType::kQ8: return kernels().q8_decode(bytes.data(), out);
+    case RowType::kF16: return best_row_kernels().f16_decode(bytes.data(), out);
+    case RowType::kBF16: return best_row_kernels().bf16_decode(bytes.data(), out);
+    case RowType::kQ8: return best_row_kernels().q8_decode(bytes.data(), out);
   }
 }
 
