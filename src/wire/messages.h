@@ -95,7 +95,8 @@ struct Holdings {
   friend bool operator==(const Holdings&, const Holdings&) = default;
 };
 
-// Binds `recipe_id` (chosen by the backbone, < kRecipesMax) on this connection.
+// Binds `recipe_id` (chosen by the backbone, < kRecipesMax) on this connection. Has no answer
+// of its own: a worker that cannot serve it says why to each EXEC that uses the number.
 struct LayerRecipe {
   std::uint32_t recipe_id = 0;
   LayerId layer_id{};

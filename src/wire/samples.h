@@ -86,7 +86,7 @@ inline std::vector<SampleFrame> sample_frames() {
   return {
       {"HELLO", encode_frame(FrameType::kHello, 0, sample_hello(), true)},
       {"HOLDINGS", encode_frame(FrameType::kHoldings, 0, sample_holdings(), true)},
-      {"LAYER_RECIPE", encode_frame(FrameType::kLayerRecipe, 41, sample_recipe(), true)},
+      {"LAYER_RECIPE", encode_frame(FrameType::kLayerRecipe, 0, sample_recipe(), true)},
       {"EXEC", sample_exec()},
       {"EXEC-fast", sample_exec_fast()},
       {"RESULT", sample_result()},
