@@ -36,7 +36,8 @@ void set_stream_options(int fd) {
 std::string address_text(const sockaddr* address, socklen_t length) {
   char host[NI_MAXHOST];
   char port[NI_MAXSERV];
-  if (::getnameinfo(address, length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0) return "?";
+  if (::getnameinfo(address, length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+    return "?";
   return std::string_view(host).contains(':') ? std::format("[{}]:{}", host, port) : std::format("{}:{}", host, port);
 }
 
@@ -48,7 +49,8 @@ Result<std::vector<Address>> lookup(const HostPort& where, int flags) {
   addrinfo* list = nullptr;
   const int error = ::getaddrinfo(where.host.c_str(), std::to_string(where.port).c_str(), &hints, &list);
   if (error != 0)
-    return retry_later(std::format("cannot find the host '{}' ({}); check its name.", where.host, ::gai_strerror(error)));
+    return retry_later(
+        std::format("cannot find the host '{}' ({}); check its name.", where.host, ::gai_strerror(error)));
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, ::freeaddrinfo);
   std::vector<Address> addresses;
   for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
@@ -59,7 +61,8 @@ Result<std::vector<Address>> lookup(const HostPort& where, int flags) {
     address.length = entry->ai_addrlen;
     address.text = address_text(entry->ai_addr, entry->ai_addrlen);
   }
-  if (addresses.empty()) return retry_later(std::format("the host '{}' has no usable address; check its name.", where.host));
+  if (addresses.empty())
+    return retry_later(std::format("the host '{}' has no usable address; check its name.", where.host));
   return addresses;
 }
 
@@ -71,12 +74,14 @@ std::unexpected<Error> connect_error(const Address& address, int errnum) {
 std::unexpected<Error> listen_error(const HostPort& where, int errnum) {
   const std::string place = format_host_port(where);
   if (errnum == EADDRINUSE)
-    return fix_input(std::format("port {} of {} is in use; stop the program that holds it or choose another port (0 picks a free one).",
-                                 where.port, where.host));
+    return fix_input(std::format(
+        "port {} of {} is in use; stop the program that holds it or choose another port (0 picks a free one).",
+        where.port, where.host));
   if (errnum == EACCES)
     return fix_input(std::format("no permission to listen on {}; choose a port of 1024 or above.", place));
   if (errnum == EADDRNOTAVAIL)
-    return fix_input(std::format("this machine has no address {}; give one of its own addresses, or 0.0.0.0 for all.", where.host));
+    return fix_input(
+        std::format("this machine has no address {}; give one of its own addresses, or 0.0.0.0 for all.", where.host));
   return fatal(std::format("cannot listen on {}: {}.", place, errno_text(errnum)));
 }
 
@@ -173,7 +178,9 @@ Result<Listener> listen_on(const HostPort& where) {
   if (!listener.fd) return listen_error(where, errno);
   const int fd = listener.fd.get();
   set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
-  if (::bind(fd, reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0 || ::listen(fd, kListenBacklog) != 0)
+  if (address.storage.ss_family == AF_INET6) set_option(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);  // "::" means all
+  if (::bind(fd, reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0 ||
+      ::listen(fd, kListenBacklog) != 0)
     return listen_error(where, errno);
   sockaddr_storage bound{};
   socklen_t length = sizeof bound;
@@ -200,7 +207,8 @@ Result<std::optional<Accepted>> accept_from(const Listener& listener) {
       case ENFILE:
       case ENOBUFS:
       case ENOMEM:
-        return retry_later("cannot accept a connection: " + errno_text(errno) + "; raise the limit of open files (ulimit -n).");
+        return retry_later("cannot accept a connection: " + errno_text(errno) +
+                           "; raise the limit of open files (ulimit -n).");
       default: return fatal("cannot accept connections: " + errno_text(errno) + ".");
     }
   }

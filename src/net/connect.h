@@ -50,6 +50,8 @@ struct Listener {
   Fd fd;
   std::uint16_t port = 0;  // the actual one when 0 was asked for
 };
+// On the first address of the host ("0.0.0.0" or "::" for all). One sentence says what to do
+// where the port is taken.
 Result<Listener> listen_on(const HostPort& where);
 
 struct Accepted {

@@ -28,7 +28,8 @@ TEST(HostPort, Forms) {
   EXPECT_EQ(*parse_host_port(":9000", "127.0.0.1"), (HostPort{"127.0.0.1", 9000}));
   EXPECT_EQ(format_host_port({"::1", 9000}), "[::1]:9000");
   EXPECT_EQ(format_host_port({"h", 1}), "h:1");
-  for (const char* text : {"", "9000", ":9000", "h:", "h:x", "h:65536", "h:-1", "::1:80", "[::1]", "[::1]80", "[]:80", "h:80 "})
+  for (const char* text :
+       {"", "9000", ":9000", "h:", "h:x", "h:65536", "h:-1", "::1:80", "[::1]", "[::1]80", "[]:80", "h:80 "})
     EXPECT_FALSE(parse_host_port(text)) << text;
 }
 
@@ -51,7 +52,8 @@ TEST(Connect, LoopbackBothFamilies) {
       ASSERT_EQ(::getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &value, &length), 0);
       EXPECT_EQ(value, 1);
     }
-    EXPECT_TRUE(server->peer.starts_with(std::string_view(host).contains(':') ? "[::1]:" : "127.0.0.1:")) << server->peer;
+    EXPECT_TRUE(server->peer.starts_with(std::string_view(host).contains(':') ? "[::1]:" : "127.0.0.1:"))
+        << server->peer;
 
     auto a = make_plain_stream(*std::move(client));
     auto b = make_plain_stream(std::move(server->fd));
@@ -70,8 +72,9 @@ TEST(Connect, PortInUseIsOneClearSentence) {
   auto second = listen_on({"127.0.0.1", first->port});
   ASSERT_FALSE(second);
   EXPECT_EQ(second.error().action, ErrorAction::kFixInput);
-  EXPECT_EQ(second.error().message, "port " + std::to_string(first->port) +
-                                        " of 127.0.0.1 is in use; stop the program that holds it or choose another port (0 picks a free one).");
+  EXPECT_EQ(second.error().message,
+            "port " + std::to_string(first->port) +
+                " of 127.0.0.1 is in use; stop the program that holds it or choose another port (0 picks a free one).");
 }
 
 TEST(Connect, ForeignAddressIsRefusedInWords) {

@@ -72,7 +72,8 @@ TEST_P(FrameIo, ManyFramesInOneRead) {
   FrameReader reader;
   Bytes all;
   constexpr std::size_t kSizes[] = {3, 0, 70, 5000, 64, 1, 20000};
-  for (std::uint64_t id = 0; id < std::size(kSizes); ++id) std::ranges::copy(frame_of_size(kSizes[id], id), std::back_inserter(all));
+  for (std::uint64_t id = 0; id < std::size(kSizes); ++id)
+    std::ranges::copy(frame_of_size(kSizes[id], id), std::back_inserter(all));
   write_all(*pair.client, all);
   for (std::uint64_t id = 0; id < std::size(kSizes); ++id) {
     ASSERT_EQ(*reader.read(*pair.server), State::kFrame);

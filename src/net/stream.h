@@ -50,7 +50,8 @@ class Stream {
   virtual bool buffered_input() const = 0;
   virtual bool buffered_output() const = 0;
   virtual bool encrypted() const = 0;
-  // Tells the peer that no more bytes will come. Reading stays possible.
+  // Tells the peer that no more bytes will come; buffered output that the socket does not
+  // take at once is lost. Reading stays possible.
   virtual void shutdown() = 0;
 
   int fd() const { return fd_.get(); }

@@ -16,7 +16,9 @@ namespace kvasir::net {
 
 enum class Kind { kPlain, kTls };
 
-inline std::string kind_name(const testing::TestParamInfo<Kind>& info) { return info.param == Kind::kTls ? "Tls" : "Plain"; }
+inline std::string kind_name(const testing::TestParamInfo<Kind>& info) {
+  return info.param == Kind::kTls ? "Tls" : "Plain";
+}
 
 inline std::pair<Fd, Fd> socket_pair(int buffer_bytes = 0) {
   int fds[2];

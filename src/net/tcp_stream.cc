@@ -27,7 +27,8 @@ class PlainStream final : public Stream {
 
   Result<IoResult> write_some(std::span<const iovec> parts) override {
     write_blocked_ = false;
-    if (std::ranges::all_of(parts, [](const iovec& part) { return part.iov_len == 0; })) return IoResult{IoState::kDone, 0};
+    if (std::ranges::all_of(parts, [](const iovec& part) { return part.iov_len == 0; }))
+      return IoResult{IoState::kDone, 0};
     msghdr message{};
     message.msg_iov = const_cast<iovec*>(parts.data());  // sendmsg does not write to it
     message.msg_iovlen = std::min(parts.size(), kPartsPerCallMax);

@@ -36,7 +36,8 @@ std::unexpected<Error> openssl_failed(std::string_view what) {
 Result<Fingerprint> fingerprint_of(const X509* certificate) {
   Fingerprint out;
   unsigned length = 0;
-  if (X509_digest(certificate, EVP_sha256(), reinterpret_cast<unsigned char*>(out.data()), &length) != 1 || length != out.size())
+  if (X509_digest(certificate, EVP_sha256(), reinterpret_cast<unsigned char*>(out.data()), &length) != 1 ||
+      length != out.size())
     return openssl_failed("hash a certificate");
   return out;
 }
@@ -44,13 +45,15 @@ Result<Fingerprint> fingerprint_of(const X509* certificate) {
 Result<TlsIdentity> from_pem(ByteSpan pem, const fs::path& path) {
   const auto refuse = [&] {
     openssl_error_text();
-    return fix_input(std::format("'{}' holds no valid key and certificate; delete it to get a new identity.", path.string()));
+    return fix_input(
+        std::format("'{}' holds no valid key and certificate; delete it to get a new identity.", path.string()));
   };
   const auto open = [&] { return BioPtr(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size()))); };
   TlsIdentity identity;
   identity.key = own(PEM_read_bio_PrivateKey(open().get(), nullptr, nullptr, nullptr));
   identity.certificate = own(PEM_read_bio_X509(open().get(), nullptr, nullptr, nullptr));
-  if (!identity.key || !identity.certificate || X509_check_private_key(identity.certificate.get(), identity.key.get()) != 1)
+  if (!identity.key || !identity.certificate ||
+      X509_check_private_key(identity.certificate.get(), identity.key.get()) != 1)
     return refuse();
   KVASIR_ASSIGN(identity.fingerprint, fingerprint_of(identity.certificate.get()));
   return identity;
@@ -58,7 +61,8 @@ Result<TlsIdentity> from_pem(ByteSpan pem, const fs::path& path) {
 
 Result<Bytes> to_pem(const TlsIdentity& identity) {
   const BioPtr bio(BIO_new(BIO_s_secmem()));
-  if (!bio || PEM_write_bio_PKCS8PrivateKey(bio.get(), identity.key.get(), nullptr, nullptr, 0, nullptr, nullptr) != 1 ||
+  if (!bio ||
+      PEM_write_bio_PKCS8PrivateKey(bio.get(), identity.key.get(), nullptr, nullptr, 0, nullptr, nullptr) != 1 ||
       PEM_write_bio_X509(bio.get(), identity.certificate.get()) != 1)
     return openssl_failed("write a TLS key");
   char* data = nullptr;
@@ -77,8 +81,8 @@ Result<std::optional<Bytes>> read_private_file(const fs::path& path) {
   if (!S_ISREG(info.st_mode) || info.st_size > kIdentityFileBytesMax)
     return fix_input(std::format("'{}' is not a key file; delete it to get a new identity.", path.string()));
   if ((info.st_mode & 077) != 0)
-    return fix_input(std::format("others can read the key in '{}'; run chmod 600 on it, or delete it to get a new identity.",
-                                 path.string()));
+    return fix_input(std::format(
+        "others can read the key in '{}'; run chmod 600 on it, or delete it to get a new identity.", path.string()));
   Bytes bytes(static_cast<std::size_t>(info.st_size));
   std::size_t at = 0;
   while (at < bytes.size()) {
@@ -122,8 +126,9 @@ Result<Fingerprint> parse_fingerprint(std::string_view text) {
   const auto bytes = from_hex(text);
   Fingerprint out;
   if (!bytes || bytes->size() != out.size())
-    return fix_input(std::format("'{}' is not a certificate fingerprint; copy the 64 hexadecimal digits from the worker's link.",
-                                 text.substr(0, 80)));
+    return fix_input(
+        std::format("'{}' is not a certificate fingerprint; copy the 64 hexadecimal digits from the worker's link.",
+                    text.substr(0, 80)));
   std::ranges::copy(*bytes, out.begin());
   return out;
 }
@@ -143,12 +148,14 @@ Result<TlsIdentity> make_tls_identity() {
       RAND_bytes(reinterpret_cast<unsigned char*>(&serial), sizeof serial) == 1 &&
       ASN1_INTEGER_set_uint64(X509_get_serialNumber(certificate), serial >> 1 | 1) == 1 &&
       X509_set_version(certificate, X509_VERSION_3) == 1 &&
-      X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, reinterpret_cast<const unsigned char*>("kvasir worker"), -1, -1, 0) == 1 &&
+      X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, reinterpret_cast<const unsigned char*>("kvasir worker"), -1,
+                                 -1, 0) == 1 &&
       X509_set_issuer_name(certificate, name) == 1 &&
       // Wide enough for a clock that is wrong by decades; RFC 5280's "no expiry" date.
       ASN1_TIME_set_string_X509(X509_getm_notBefore(certificate), "19700101000000Z") == 1 &&
       ASN1_TIME_set_string_X509(X509_getm_notAfter(certificate), "99991231235959Z") == 1 &&
-      X509_set_pubkey(certificate, identity.key.get()) == 1 && X509_sign(certificate, identity.key.get(), EVP_sha256()) != 0;
+      X509_set_pubkey(certificate, identity.key.get()) == 1 &&
+      X509_sign(certificate, identity.key.get(), EVP_sha256()) != 0;
   if (!made) return openssl_failed("make a certificate");
   KVASIR_ASSIGN(identity.fingerprint, fingerprint_of(certificate));
   return identity;
@@ -161,7 +168,8 @@ Result<TlsIdentity> load_or_make_tls_identity(const fs::path& data_dir) {
     fs::create_directories(data_dir, error);
     if (!error) fs::permissions(data_dir, fs::perms::owner_all, error);
     if (error)
-      return fix_input(std::format("cannot make the directory '{}': {}; give another one.", data_dir.string(), error.message()));
+      return fix_input(
+          std::format("cannot make the directory '{}': {}; give another one.", data_dir.string(), error.message()));
   }
   KVASIR_ASSIGN(std::optional<Bytes> pem, read_private_file(path));
   if (pem) return from_pem(*pem, path);

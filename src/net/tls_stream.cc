@@ -88,7 +88,8 @@ int verify_pin(X509_STORE_CTX* store, void*) {
   Fingerprint shown;
   unsigned length = 0;
   if (pin != nullptr && leaf != nullptr &&
-      X509_digest(leaf, EVP_sha256(), reinterpret_cast<unsigned char*>(shown.data()), &length) == 1 && length == shown.size()) {
+      X509_digest(leaf, EVP_sha256(), reinterpret_cast<unsigned char*>(shown.data()), &length) == 1 &&
+      length == shown.size()) {
     if (CRYPTO_memcmp(shown.data(), pin->expected.data(), shown.size()) == 0) return 1;
     pin->refused = shown;
   }
@@ -212,6 +213,7 @@ class TlsStream final : public Stream {
     if (error == SSL_ERROR_NONE || error == SSL_ERROR_WANT_READ) {
       KVASIR_TRY(flush());
       established_ = done == 1;
+      if (established_) read_blocked_ = false;  // records may have come along with the last message
       return established_;
     }
     auto refused = failed(error, "the TLS handshake failed");

@@ -66,7 +66,8 @@ TEST(TlsIdentity, RacingStartsAgree) {
   Fingerprint seen[4];
   {
     std::vector<std::jthread> threads;
-    for (Fingerprint& out : seen) threads.emplace_back([&] { out = load_or_make_tls_identity(dir.path() / "x")->fingerprint; });
+    for (Fingerprint& out : seen)
+      threads.emplace_back([&] { out = load_or_make_tls_identity(dir.path() / "x")->fingerprint; });
   }
   for (const Fingerprint& out : seen) EXPECT_EQ(out, seen[0]);
 }

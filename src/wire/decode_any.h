@@ -41,7 +41,8 @@ inline bool decode_any(FrameType type, ByteSpan payload) {
       if (!exec) return false;
       const ExecHead& head = exec->head;
       const std::size_t row = row_bytes(head.row_type, head.n_embd).value();
-      KVASIR_CHECK(exec->rows.size() == head.n_rows * row && exec->rows.data() + exec->rows.size() == payload.data() + payload.size());
+      KVASIR_CHECK(exec->rows.size() == head.n_rows * row &&
+                   exec->rows.data() + exec->rows.size() == payload.data() + payload.size());
       KVASIR_CHECK(exec->pairs.size() == head.n_pairs * kPairBytes);
       const std::size_t answer_rows = head.result_kind == ResultKind::kPerPair ? head.n_pairs : head.n_rows;
       KVASIR_CHECK(answer_rows * row_bytes(head.result_type, head.n_embd).value() <= kAnswerBytesMax);

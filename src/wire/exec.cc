@@ -54,11 +54,13 @@ Result<std::size_t> check_exec_head(const ExecHead& head) {
   if (!is_known(head.numerics) || !is_known(head.row_type) || !is_known(head.result_type) ||
       head.result_kind > ResultKind::kWeightedSum)
     return refuse("EXEC", "a numerics class, row type or result kind is unknown");
-  if (head.recipe_id >= kRecipesMax) return refuse("EXEC", std::format("its recipe number must be below {}", kRecipesMax));
+  if (head.recipe_id >= kRecipesMax)
+    return refuse("EXEC", std::format("its recipe number must be below {}", kRecipesMax));
   if (head.numerics != Numerics::kFast && (head.row_type != RowType::kF32 || head.result_type != RowType::kF32 ||
                                            head.result_kind != ResultKind::kPerPair))
     return refuse("EXEC", "only numerics class fast may use other rows than f32 or weighted sums");
-  if (head.n_embd == 0 || head.n_embd > kWidthMax) return refuse("EXEC", std::format("n_embd must lie in 1..{}", kWidthMax));
+  if (head.n_embd == 0 || head.n_embd > kWidthMax)
+    return refuse("EXEC", std::format("n_embd must lie in 1..{}", kWidthMax));
   if (head.n_rows == 0 || head.n_rows > kExecRowsMax)
     return refuse("EXEC", std::format("it must have 1..{} rows", kExecRowsMax));
   if (head.n_pairs == 0 || head.n_pairs > kExecPairsMax)

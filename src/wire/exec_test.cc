@@ -29,8 +29,12 @@ Result<Bytes> exec_payload(ExecHead head, std::span<const Pair> pairs, std::span
 TEST(Exec, ViewsPointIntoThePayload) {
   const Pair pairs[] = {{0, 5}, {1, 5}, {1, 200}};
   const float weights[] = {0.5f, 0.25f, 0.125f};
-  const ExecHead head{.recipe_id = 3, .numerics = Numerics::kFast, .row_type = RowType::kF16, .result_type = RowType::kQ8,
-                      .result_kind = ResultKind::kWeightedSum, .n_rows = 2};
+  const ExecHead head{.recipe_id = 3,
+                      .numerics = Numerics::kFast,
+                      .row_type = RowType::kF16,
+                      .result_type = RowType::kQ8,
+                      .result_kind = ResultKind::kWeightedSum,
+                      .n_rows = 2};
   const Bytes payload = *exec_payload(head, pairs, weights);
   const ExecView view = *decode_exec(payload);
   EXPECT_EQ(view.head.recipe_id, 3u);
@@ -104,7 +108,8 @@ TEST(Exec, FieldsOutOfLimitsAreRefused) {
     return decode_exec(bad).has_value();
   };
   for (std::size_t at : {8, 12, 16})  // n_rows, n_pairs, n_embd
-    for (std::uint32_t value : {0u, 1u, 3u, 0x7fffffffu, UINT32_MAX}) EXPECT_FALSE(with(at, value)) << at << ' ' << value;
+    for (std::uint32_t value : {0u, 1u, 3u, 0x7fffffffu, UINT32_MAX})
+      EXPECT_FALSE(with(at, value)) << at << ' ' << value;
   EXPECT_FALSE(with(0, kRecipesMax));
   EXPECT_FALSE(with(20, 1));  // reserved
   for (std::size_t at = 4; at < 8; ++at) {
@@ -134,7 +139,8 @@ TEST(ResultMessage, RowsLieInsideTheAnswer) {
     EXPECT_TRUE(checksum_matches(header, frame));
     return frame;
   };
-  const ResultHead head{.row_type = RowType::kBF16, .n_embd = kEmbd, .first_row = 6, .n_rows = 2, .total_rows = 8, .compute_us = 50};
+  const ResultHead head{
+      .row_type = RowType::kBF16, .n_embd = kEmbd, .first_row = 6, .n_rows = 2, .total_rows = 8, .compute_us = 50};
   const Bytes good = payload(head);
   EXPECT_EQ(decode_result(good)->head, head);
   EXPECT_EQ(decode_result(good)->rows.size(), 2 * kEmbd * 2);

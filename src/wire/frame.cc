@@ -53,13 +53,14 @@ Result<FrameHeader> decode_header(std::span<const std::byte, kHeaderBytes> bytes
   header.flags = load_le<std::uint8_t>(bytes.data() + 7);
   const unsigned allowed = header.type == FrameType::kResult ? kFlagChecksum | kFlagMore : kFlagChecksum;
   if ((header.flags & ~allowed) != 0)
-    return retry_elsewhere(std::format("the peer sent a frame of type {} with unknown flags {:#x}; drop the connection.",
-                                       type, header.flags));
+    return retry_elsewhere(std::format(
+        "the peer sent a frame of type {} with unknown flags {:#x}; drop the connection.", type, header.flags));
   header.request_id = load_le<std::uint64_t>(bytes.data() + 8);
   header.payload_bytes = load_le<std::uint32_t>(bytes.data() + 16);
   if (header.payload_bytes > payload_bytes_max(header.type))
-    return retry_elsewhere(std::format("the peer sent a frame of type {} with {} bytes, the limit is {}; drop the connection.",
-                                       type, header.payload_bytes, payload_bytes_max(header.type)));
+    return retry_elsewhere(
+        std::format("the peer sent a frame of type {} with {} bytes, the limit is {}; drop the connection.", type,
+                    header.payload_bytes, payload_bytes_max(header.type)));
   header.checksum = load_le<std::uint32_t>(bytes.data() + 20);
   if ((header.flags & kFlagChecksum) == 0 && header.checksum != 0)
     return retry_elsewhere("the peer sent a checksum without its flag; drop the connection.");
@@ -83,7 +84,8 @@ bool checksum_matches(const FrameHeader& header, ByteSpan payload) {
 }
 
 Bytes frame_of(FrameType type, std::uint64_t request_id, ByteSpan payload, bool checksum) {
-  FrameHeader header{.type = type, .request_id = request_id, .payload_bytes = static_cast<std::uint32_t>(payload.size())};
+  FrameHeader header{
+      .type = type, .request_id = request_id, .payload_bytes = static_cast<std::uint32_t>(payload.size())};
   if (checksum) {
     header.flags = kFlagChecksum;
     header.checksum = payload_checksum(payload);

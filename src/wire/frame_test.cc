@@ -16,14 +16,18 @@ Header encoded(const FrameHeader& header) {
 }
 
 TEST(Frame, HeaderRoundTrip) {
-  const FrameHeader header{.type = FrameType::kResult, .flags = kFlagChecksum | kFlagMore, .request_id = 0x1122334455667788,
-                           .payload_bytes = 24, .checksum = 7};
+  const FrameHeader header{.type = FrameType::kResult,
+                           .flags = kFlagChecksum | kFlagMore,
+                           .request_id = 0x1122334455667788,
+                           .payload_bytes = 24,
+                           .checksum = 7};
   EXPECT_EQ(*decode_header(encoded(header)), header);
 }
 
 TEST(Frame, EveryTypeHasItsLengthLimit) {
   for (int type = 1; type <= 10; ++type) {
-    FrameHeader header{.type = static_cast<FrameType>(type), .payload_bytes = payload_bytes_max(static_cast<FrameType>(type))};
+    FrameHeader header{.type = static_cast<FrameType>(type),
+                       .payload_bytes = payload_bytes_max(static_cast<FrameType>(type))};
     EXPECT_LE(header.payload_bytes, kFramePayloadBytesMax);
     EXPECT_TRUE(decode_header(encoded(header))) << type;
     ++header.payload_bytes;
@@ -57,7 +61,8 @@ TEST(Frame, ChecksumOfTwoPartsIsThatOfTheWhole) {
   Bytes whole(5000);
   for (std::size_t i = 0; i < whole.size(); ++i) whole[i] = static_cast<std::byte>(i * 31);
   for (std::size_t cut : {0, 1, 24, 88, 240, 256, 4999, 5000})
-    EXPECT_EQ(payload_checksum(ByteSpan(whole).first(cut), ByteSpan(whole).subspan(cut)), payload_checksum(whole)) << cut;
+    EXPECT_EQ(payload_checksum(ByteSpan(whole).first(cut), ByteSpan(whole).subspan(cut)), payload_checksum(whole))
+        << cut;
 }
 
 TEST(Frame, EveryFlippedBitOfThePayloadIsFound) {

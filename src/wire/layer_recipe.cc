@@ -107,7 +107,8 @@ Bytes encode(const LayerRecipe& message) {
   out.put(std::uint8_t{0});
   out.put(flags);
   out.put(std::uint16_t{0});
-  for (float constant : {recipe.alpha, recipe.limit, recipe.cap_gate.in, recipe.cap_gate.out, recipe.cap_up.in, recipe.cap_up.out})
+  for (float constant :
+       {recipe.alpha, recipe.limit, recipe.cap_gate.in, recipe.cap_gate.out, recipe.cap_up.in, recipe.cap_up.out})
     out.put(constant);
   put_clamp(out, recipe.clamp_gate);
   put_clamp(out, recipe.clamp_gate_activated);
@@ -139,7 +140,8 @@ Result<LayerRecipe> decode_layer_recipe(ByteSpan payload) {
   recipe.gate_bias = (flags & kGateBias) != 0;
   recipe.up_bias = (flags & kUpBias) != 0;
   recipe.down_bias = (flags & kDownBias) != 0;
-  for (float* constant : {&recipe.alpha, &recipe.limit, &recipe.cap_gate.in, &recipe.cap_gate.out, &recipe.cap_up.in, &recipe.cap_up.out})
+  for (float* constant :
+       {&recipe.alpha, &recipe.limit, &recipe.cap_gate.in, &recipe.cap_gate.out, &recipe.cap_up.in, &recipe.cap_up.out})
     *constant = in.get<float>();
   if (!get_clamp(in, (flags & kClampGate) != 0, recipe.clamp_gate) ||
       !get_clamp(in, (flags & kClampGateActivated) != 0, recipe.clamp_gate_activated) ||

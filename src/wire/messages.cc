@@ -92,9 +92,11 @@ Result<Holdings> decode_holdings(ByteSpan payload) {
     if (!in.ok()) return malformed("HOLDINGS", "it is too short");
     std::ranges::copy(id, entry.layer_id.begin());
     if (entry.layer >= kLayersMax) return malformed("HOLDINGS", "a layer number is over the limit");
-    if (group > static_cast<std::uint32_t>(ExpertGroup::kChexps)) return malformed("HOLDINGS", "an expert group is unknown");
+    if (group > static_cast<std::uint32_t>(ExpertGroup::kChexps))
+      return malformed("HOLDINGS", "an expert group is unknown");
     entry.group = static_cast<ExpertGroup>(group);
-    if (entry.n_expert == 0 || entry.n_expert > kExpertsMax) return malformed("HOLDINGS", "an expert count is out of limits");
+    if (entry.n_expert == 0 || entry.n_expert > kExpertsMax)
+      return malformed("HOLDINGS", "an expert count is out of limits");
     if (entry.n_embd == 0 || entry.n_embd > kWidthMax) return malformed("HOLDINGS", "a row width is out of limits");
     if (n_ranges > kRangesMax || n_ranges > ranges_left || n_ranges > in.left() / kRangeBytes)
       return malformed("HOLDINGS", "a range count is over the limit or the length");

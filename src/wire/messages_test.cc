@@ -12,9 +12,10 @@ namespace {
 // --- text ------------------------------------------------------------------------------
 
 TEST(Text, PlainAndNot) {
-  for (const char* text : {"", "kvasir 0.1.0", "modèle", "模型", "\xf0\x9f\x90\x8d", "\xc2\xa0"}) EXPECT_TRUE(is_plain_text(text)) << text;
-  for (const char* text : {"\n", "a\x1b[2J", "\x7f", "\x80", "\xc2", "\xc0\xaf", "\xc2\x9b", "\xe0\x80\xaf", "\xed\xa0\x80",
-                           "\xf4\x90\x80\x80", "\xff"})
+  for (const char* text : {"", "kvasir 0.1.0", "modèle", "模型", "\xf0\x9f\x90\x8d", "\xc2\xa0"})
+    EXPECT_TRUE(is_plain_text(text)) << text;
+  for (const char* text : {"\n", "a\x1b[2J", "\x7f", "\x80", "\xc2", "\xc0\xaf", "\xc2\x9b", "\xe0\x80\xaf",
+                           "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xff"})
     EXPECT_FALSE(is_plain_text(text)) << text;
   EXPECT_FALSE(is_plain_text(std::string_view("a\0b", 3)));
 }
@@ -174,7 +175,9 @@ TEST(Recipe, PartsOfAPathNeedThePath) {
 
 TEST(Recipe, NumbersMustBeSound) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  const auto clamp = [](float min, float max) { return survives_with([&](Recipe& r) { r.clamp_up = {true, min, max}; }); };
+  const auto clamp = [](float min, float max) {
+    return survives_with([&](Recipe& r) { r.clamp_up = {true, min, max}; });
+  };
   EXPECT_TRUE(clamp(-7, 7));
   EXPECT_TRUE(clamp(-INFINITY, 7));
   EXPECT_TRUE(clamp(0, INFINITY));
@@ -215,7 +218,8 @@ TEST(Recipe, NumbersMustBeSound) {
   EXPECT_FALSE(capped({0.1f, 10}, {0.05f, INFINITY}));
   EXPECT_FALSE(survives_with([](Recipe& r) { r.cap_up.in = 1; }));
   for (auto field : {&Recipe::n_embd, &Recipe::n_ff, &Recipe::n_expert})
-    for (std::uint32_t bad : {0u, kWidthMax + 1, UINT32_MAX}) EXPECT_FALSE(survives_with([&](Recipe& r) { r.*field = bad; }));
+    for (std::uint32_t bad : {0u, kWidthMax + 1, UINT32_MAX})
+      EXPECT_FALSE(survives_with([&](Recipe& r) { r.*field = bad; }));
   EXPECT_FALSE(survives_with([](Recipe& r) { r.n_expert = kExpertsMax + 1; }));
   EXPECT_FALSE(survives_with([](Recipe& r) { r.group = static_cast<ExpertGroup>(2); }));
 }
@@ -223,7 +227,19 @@ TEST(Recipe, NumbersMustBeSound) {
 TEST(Recipe, OneByteFormPerRecipe) {
   const Bytes good = encode(LayerRecipe{.recipe = swiglu()});
   ASSERT_EQ(good.size(), kLayerRecipeBytes);
-  for (const auto& [at, value] : {std::pair{39, 1}, {41, 2}, {41, 0xff}, {42, 1}, {43, 1}, {47, 1}, {51, 1}, {55, 1}, {59, 1}, {63, 1}, {67, 1}, {71, 1}, {91, 1}}) {
+  for (const auto& [at, value] : {std::pair{39, 1},
+                                  {41, 2},
+                                  {41, 0xff},
+                                  {42, 1},
+                                  {43, 1},
+                                  {47, 1},
+                                  {51, 1},
+                                  {55, 1},
+                                  {59, 1},
+                                  {63, 1},
+                                  {67, 1},
+                                  {71, 1},
+                                  {91, 1}}) {
     Bytes bad = good;
     bad[static_cast<std::size_t>(at)] = static_cast<std::byte>(value);
     EXPECT_FALSE(decode_layer_recipe(bad)) << at;

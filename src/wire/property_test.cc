@@ -32,9 +32,12 @@ std::array<std::byte, 32> random_id(Random& random) {
 }
 
 Hello random_hello(Random& random) {
-  return {.protocol_version = static_cast<std::uint16_t>(random()), .role = coin(random) ? Role::kBackbone : Role::kWorker,
-          .numerics = static_cast<Numerics>(below(random, 3)), .software = random_text(random),
-          .numerics_id = {random_text(random), random_text(random), random_id(random)}, .token = random_text(random)};
+  return {.protocol_version = static_cast<std::uint16_t>(random()),
+          .role = coin(random) ? Role::kBackbone : Role::kWorker,
+          .numerics = static_cast<Numerics>(below(random, 3)),
+          .software = random_text(random),
+          .numerics_id = {random_text(random), random_text(random), random_id(random)},
+          .token = random_text(random)};
 }
 
 Holdings random_holdings(Random& random) {
@@ -76,7 +79,8 @@ LayerRecipe random_recipe(Random& random) {
   recipe.down_bias = coin(random);
   const auto number = [&] { return static_cast<float>(below(random, 1000)) / 8; };
   if (recipe.activation == Activation::kSwigluOai) recipe.alpha = number();
-  if (recipe.activation == Activation::kSwigluOai || recipe.activation == Activation::kSwigluClamp) recipe.limit = number();
+  if (recipe.activation == Activation::kSwigluOai || recipe.activation == Activation::kSwigluClamp)
+    recipe.limit = number();
   if (recipe.activation == Activation::kSoftCapSiluMul) {
     recipe.cap_gate = {number(), number()};
     recipe.cap_up = {number(), number()};
@@ -143,8 +147,12 @@ TEST(Property, ExecAndResultRoundTrip) {
     for (std::size_t p = 0; p < pairs.size(); ++p) ASSERT_EQ(view.pair(p), pairs[p]);
     for (std::size_t p = 0; p < weights.size(); ++p) ASSERT_EQ(view.weight(p), weights[p]);
 
-    const ResultHead result{.row_type = head.row_type, .n_embd = head.n_embd, .first_row = below(random, 100), .n_rows = head.n_rows,
-                            .total_rows = 200, .compute_us = below(random, 1u << 31)};
+    const ResultHead result{.row_type = head.row_type,
+                            .n_embd = head.n_embd,
+                            .first_row = below(random, 100),
+                            .n_rows = head.n_rows,
+                            .total_rows = 200,
+                            .compute_us = below(random, 1u << 31)};
     const Bytes answer = with_rows(encode_result_prefix(request_id, result, rows, coin(random), coin(random)), rows);
     ASSERT_TRUE(decode_any(FrameType::kResult, ByteSpan(answer).subspan(kHeaderBytes)));
     ASSERT_EQ(decode_result(ByteSpan(answer).subspan(kHeaderBytes))->head, result);
@@ -165,7 +173,8 @@ TEST(Property, EveryTruncationAndExtensionIsRefused) {
 
 TEST(Property, MutationsAreRefusedOrStayWithinLimits) {
   Random random(13);
-  constexpr std::uint32_t kTelling[] = {0, 1, 2, 0x7f, 0x80, 0xff, 0x100, 0xffff, 0x10000, 0x7fffffff, 0x80000000, 0xffffffff};
+  constexpr std::uint32_t kTelling[] = {0,     1,      2,       0x7f,       0x80,       0xff,
+                                        0x100, 0xffff, 0x10000, 0x7fffffff, 0x80000000, 0xffffffff};
   std::size_t accepted = 0;
   std::size_t refused = 0;
   for (const SampleFrame& sample : sample_frames()) {

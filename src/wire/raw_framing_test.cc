@@ -24,7 +24,8 @@ Bytes head(std::int32_t n_used, std::int32_t n_tokens) {
 Bytes request(std::int32_t n_used, std::int32_t n_tokens, std::uint32_t n_embd = kEmbd) {
   Bytes bytes = head(n_used, n_tokens);
   ByteWriter out(bytes);
-  for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(n_tokens) * n_embd; ++i) out.put(static_cast<float>(i) + 0.5f);
+  for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(n_tokens) * n_embd; ++i)
+    out.put(static_cast<float>(i) + 0.5f);
   for (std::int32_t t = 0; t < n_tokens; ++t)
     for (std::int32_t u = 0; u < n_used; ++u) out.put(static_cast<std::int32_t>((t + u) % kHeld));
   return bytes;
@@ -67,8 +68,16 @@ TEST(RawFraming, AnyCutGivesTheSameRequests) {
 }
 
 TEST(RawFraming, BadHeadsAreRefusedAtTheEighthByte) {
-  const std::pair<std::int32_t, std::int32_t> kBad[] = {
-      {0, 1}, {-1, 1}, {1, 0}, {1, -1}, {17, 1}, {1025, 1}, {1, 16385}, {INT32_MAX, INT32_MAX}, {INT32_MIN, INT32_MIN}, {0x5253564b, 1}};
+  const std::pair<std::int32_t, std::int32_t> kBad[] = {{0, 1},
+                                                        {-1, 1},
+                                                        {1, 0},
+                                                        {1, -1},
+                                                        {17, 1},
+                                                        {1025, 1},
+                                                        {1, 16385},
+                                                        {INT32_MAX, INT32_MAX},
+                                                        {INT32_MIN, INT32_MIN},
+                                                        {0x5253564b, 1}};
   for (const auto& [n_used, n_tokens] : kBad) {
     RawParser parser(kEmbd, kHeld);
     const Bytes bytes = head(n_used, n_tokens);

@@ -120,7 +120,8 @@ namespace {
 KVASIR_AVX2 void encode_f16_avx2(std::span<const float> values, std::byte* out) {
   std::size_t i = 0;
   for (; i + 8 <= values.size(); i += 8) {
-    const __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(values.data() + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m128i half =
+        _mm256_cvtps_ph(_mm256_loadu_ps(values.data() + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 2 * i), half);
   }
   encode_f16(values.subspan(i), out + 2 * i);
@@ -143,10 +144,10 @@ KVASIR_AVX2 void decode_q8_avx2(const std::byte* in, std::span<float> out) { dec
 }  // namespace
 
 const RowKernels& best_row_kernels() {
-  static const RowKernels best =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")
-          ? RowKernels{encode_f16_avx2, encode_bf16_avx2, encode_q8_avx2, decode_f16_avx2, decode_bf16_avx2, decode_q8_avx2}
-          : kBaselineRowKernels;
+  static const RowKernels best = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")
+                                     ? RowKernels{encode_f16_avx2, encode_bf16_avx2, encode_q8_avx2,
+                                                  decode_f16_avx2, decode_bf16_avx2, decode_q8_avx2}
+                                     : kBaselineRowKernels;
   return best;
 }
 #else

@@ -32,7 +32,8 @@ std::vector<float> values_of(std::uint64_t seed, std::size_t n) {
   for (float& value : out) {
     const auto bits = static_cast<std::uint32_t>(random());
     value = std::bit_cast<float>(bits);
-    if (random() % 2 == 0) value = std::ldexp(static_cast<float>(static_cast<std::int32_t>(bits)), -47 + static_cast<int>(random() % 36));
+    if (random() % 2 == 0)
+      value = std::ldexp(static_cast<float>(static_cast<std::int32_t>(bits)), -47 + static_cast<int>(random() % 36));
   }
   return out;
 }
@@ -103,10 +104,12 @@ TEST(Rows, F16RoundsToNearestEven) {
       ASSERT_GT(bits & 0x7fff, 0x7c00) << i;
       continue;
     }
-    const unsigned expected = nearest_f16(std::fabs(static_cast<double>(values[i]))) | (std::signbit(values[i]) ? 0x8000u : 0u);
+    const unsigned expected =
+        nearest_f16(std::fabs(static_cast<double>(values[i]))) | (std::signbit(values[i]) ? 0x8000u : 0u);
     ASSERT_EQ(bits, expected) << values[i];
     // A short row has no full vector.
-    ASSERT_EQ(load_le<std::uint16_t>(encoded(RowType::kF16, std::span(values).subspan(i, 1)).data()), bits) << values[i];
+    ASSERT_EQ(load_le<std::uint16_t>(encoded(RowType::kF16, std::span(values).subspan(i, 1)).data()), bits)
+        << values[i];
   }
 }
 
@@ -164,8 +167,8 @@ TEST(Rows, BuildsAgree) {
     for (const float value : row) bits.push_back(std::isnan(value) ? 0x7fc00000u : std::bit_cast<std::uint32_t>(value));
     return bits;
   };
-  const auto compare = [&](RowType type, RowKernels::Encode encode_a, RowKernels::Encode encode_b, RowKernels::Decode decode_a,
-                           RowKernels::Decode decode_b) {
+  const auto compare = [&](RowType type, RowKernels::Encode encode_a, RowKernels::Encode encode_b,
+                           RowKernels::Decode decode_a, RowKernels::Decode decode_b) {
     const std::size_t size = *row_bytes(type, static_cast<std::uint32_t>(values.size()));
     Bytes row_a(size), row_b(size);
     encode_a(values, row_a.data());
@@ -184,7 +187,8 @@ TEST(Rows, BuildsAgree) {
 
 TEST(Rows, Q8GoldenBlock) {
   std::vector<float> values(32);
-  for (int i = 0; i < 32; ++i) values[static_cast<std::size_t>(i)] = static_cast<float>(i - 16) * 127 / 16;  // largest 127: scale 1
+  for (int i = 0; i < 32; ++i)
+    values[static_cast<std::size_t>(i)] = static_cast<float>(i - 16) * 127 / 16;  // largest 127: scale 1
   const Bytes row = encoded(RowType::kQ8, values);
   EXPECT_EQ(load_le<std::uint16_t>(row.data()), 0x3c00);
   EXPECT_EQ(load_le<std::int8_t>(row.data() + 2), -127);

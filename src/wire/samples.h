@@ -24,15 +24,23 @@ std::array<std::byte, N> counting_bytes(unsigned first) {
 }
 
 inline Hello sample_hello() {
-  return {.protocol_version = kProtocolVersion, .role = Role::kBackbone, .numerics = Numerics::kExact, .software = "kvasir 0.1.0",
-          .numerics_id = {.ggml_version = "0.27.0", .cpu_variant = "haswell", .probe = counting_bytes<32>(0)}, .token = "t0ken"};
+  return {.protocol_version = kProtocolVersion,
+          .role = Role::kBackbone,
+          .numerics = Numerics::kExact,
+          .software = "kvasir 0.1.0",
+          .numerics_id = {.ggml_version = "0.27.0", .cpu_variant = "haswell", .probe = counting_bytes<32>(0)},
+          .token = "t0ken"};
 }
 
 inline Holdings sample_holdings() {
   ExpertSet experts;
   experts.add({0, 16});
   experts.add({20, 21});
-  return {{{.layer_id = counting_bytes<32>(0x20), .layer = 7, .group = ExpertGroup::kExps, .n_expert = 256, .n_embd = 2048,
+  return {{{.layer_id = counting_bytes<32>(0x20),
+            .layer = 7,
+            .group = ExpertGroup::kExps,
+            .n_expert = 256,
+            .n_embd = 2048,
             .experts = experts}}};
 }
 
@@ -70,14 +78,21 @@ inline Bytes sample_exec() {
 inline Bytes sample_exec_fast() {
   const Pair pairs[] = {{0, 5}, {1, 5}, {1, 200}};
   const float weights[] = {1.0f, 0.75f, 0.25f};
-  const ExecHead head{.recipe_id = 3, .numerics = Numerics::kFast, .row_type = RowType::kF16, .result_type = RowType::kBF16,
-                      .result_kind = ResultKind::kWeightedSum, .n_rows = 2, .n_pairs = 3, .n_embd = 2};
+  const ExecHead head{.recipe_id = 3,
+                      .numerics = Numerics::kFast,
+                      .row_type = RowType::kF16,
+                      .result_type = RowType::kBF16,
+                      .result_kind = ResultKind::kWeightedSum,
+                      .n_rows = 2,
+                      .n_pairs = 3,
+                      .n_embd = 2};
   const Bytes rows = rows_of(RowType::kF16, 2, {1.0f, -2.0f, 0.5f, 65504.0f});
   return with_rows(*encode_exec_prefix(43, head, pairs, weights, rows, false), rows);
 }
 
 inline Bytes sample_result() {
-  const ResultHead head{.row_type = RowType::kF32, .n_embd = 2, .first_row = 0, .n_rows = 1, .total_rows = 2, .compute_us = 250};
+  const ResultHead head{
+      .row_type = RowType::kF32, .n_embd = 2, .first_row = 0, .n_rows = 1, .total_rows = 2, .compute_us = 250};
   const Bytes rows = rows_of(RowType::kF32, 2, {0.5f, 3.0f});
   return with_rows(encode_result_prefix(42, head, rows, true, true), rows);
 }
@@ -90,11 +105,15 @@ inline std::vector<SampleFrame> sample_frames() {
       {"EXEC", sample_exec()},
       {"EXEC-fast", sample_exec_fast()},
       {"RESULT", sample_result()},
-      {"ERROR", encode_frame(FrameType::kError, 42, ErrorMessage{ErrorCode::kBusy, "the queue is full; ask a replica."}, true)},
+      {"ERROR",
+       encode_frame(FrameType::kError, 42, ErrorMessage{ErrorCode::kBusy, "the queue is full; ask a replica."}, true)},
       {"CANCEL", encode_empty_frame(FrameType::kCancel, 42)},
       {"PING", encode_frame(FrameType::kPing, 44, Ping{.sent_ns = 1'000'000'007}, true)},
-      {"PONG", encode_frame(FrameType::kPong, 44,
-                            Pong{.sent_ns = 1'000'000'007, .queued = 2, .queue_capacity = 16, .busy_permille = 950, .row_us = 180}, true)},
+      {"PONG",
+       encode_frame(
+           FrameType::kPong, 44,
+           Pong{.sent_ns = 1'000'000'007, .queued = 2, .queue_capacity = 16, .busy_permille = 950, .row_us = 180},
+           true)},
       {"DRAIN", encode_empty_frame(FrameType::kDrain, 0)},
   };
 }

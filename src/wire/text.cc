@@ -13,7 +13,10 @@ std::size_t plain_character(std::string_view text) {
   const auto at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned lead = at(0);
   if (lead < 0x80) return lead >= 0x20 && lead != 0x7f ? 1 : 0;
-  const std::size_t length = lead >= 0xc2 && lead < 0xe0 ? 2 : (lead & 0xf0) == 0xe0 ? 3 : (lead & 0xf8) == 0xf0 ? 4 : 0;
+  const std::size_t length = lead >= 0xc2 && lead < 0xe0 ? 2
+                             : (lead & 0xf0) == 0xe0     ? 3
+                             : (lead & 0xf8) == 0xf0     ? 4
+                                                         : 0;
   if (length == 0 || text.size() < length) return 0;
   std::uint32_t code = lead & (0xffu >> (length + 1));
   for (std::size_t i = 1; i < length; ++i) {
