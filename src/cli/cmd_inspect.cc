@@ -11,6 +11,7 @@
 #include "base/hex.h"
 #include "cli/commands.h"
 #include "cli/console.h"
+#include "gguf/http_source.h"
 #include "gguf/moe_model.h"
 
 namespace kvasir::cli {
@@ -127,7 +128,7 @@ Result<nlohmann::json> to_json(const MoeModel& model) {
 }
 
 Status run(const std::string& path, bool as_json) {
-  KVASIR_ASSIGN(const MoeModel model, MoeModel::open(path));
+  KVASIR_ASSIGN(const MoeModel model, MoeModel::open(path, gguf::open_any_source));
   if (!as_json) {
     print_table(model);
     return {};

@@ -11,6 +11,7 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "gguf/backbone.h"
+#include "gguf/http_source.h"
 #include "gguf/slice.h"
 #include "gguf/verify.h"
 
@@ -66,7 +67,7 @@ Status write_backbone(const gguf::MoeModel& model, const Options& options) {
 }
 
 Status verify(const gguf::MoeModel& model, const std::string& path) {
-  KVASIR_ASSIGN(const gguf::MoeModel made, gguf::MoeModel::open(path));
+  KVASIR_ASSIGN(const gguf::MoeModel made, gguf::MoeModel::open(path, gguf::open_any_source));
   gguf::Verified verified;
   {
     ProgressBar bar("verify");
@@ -80,7 +81,7 @@ Status verify(const gguf::MoeModel& model, const std::string& path) {
 
 Status run(const Options& options) {
   if (options.verify_path.empty() && options.output.empty()) return fix_input("slice needs -o OUT, the file to write.");
-  KVASIR_ASSIGN(const gguf::MoeModel model, gguf::MoeModel::open(options.model));
+  KVASIR_ASSIGN(const gguf::MoeModel model, gguf::MoeModel::open(options.model, gguf::open_any_source));
   if (!options.verify_path.empty()) return verify(model, options.verify_path);
   if (options.backbone) return write_backbone(model, options);
   return cut(model, options);
