@@ -31,6 +31,10 @@ ExpertSet ExpertSet::from_ids(std::vector<std::uint32_t> ids) {
 
 void ExpertSet::add(Range range) {
   if (range.begin >= range.end) return;
+  if (ranges_.empty() || range.begin > ranges_.back().end) {  // ascending input, as peers send it, stays linear
+    ranges_.push_back(range);
+    return;
+  }
   std::vector<Range> merged;
   bool placed = false;
   for (const Range& r : ranges_) {
