@@ -127,8 +127,9 @@ Status Driver::drive(const Round& round, const LocalCompute& local) {
   const auto result_size = wire::row_bytes(options.result_type, recipe.n_embd);
   if (!row_size || !result_size)
     return fix_input("rows of " + std::to_string(recipe.n_embd) + " values do not fit the row type asked for; set KVASIR_WIRE=f32.");
-  // Late answers and closed connections first: the choice of workers depends on them.
-  poll_links(Nanos(0));
+  // Late answers first: the choice of workers depends on them. (A connection that was closed
+  // meanwhile shows when it is used.)
+  if (engine_.owes_answers()) poll_links(Nanos(0));
   {
     const std::lock_guard lock(shared_.mutex);
     KVASIR_TRY(engine_.begin(shared_.fleet,
@@ -144,6 +145,7 @@ Status Driver::drive(const Round& round, const LocalCompute& local) {
                              monotonic_now()));
   }
   carry_out(round);
+  warm_for_writing(round.out, round.pairs.size() * recipe.n_embd);
   Status local_status;
   TimePoint spin_until = monotonic_now() + options.spin;
   while (!engine_.finished()) {

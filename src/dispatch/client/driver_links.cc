@@ -111,7 +111,7 @@ bool Driver::on_result_frame(WorkerIndex w, const net::Frame& frame) {
       engine_.on_result(w, frame.header.request_id, head, more, monotonic_now(), [&](std::uint32_t i, std::uint32_t pair) {
         const std::span<float> out(round_->out + pair * n_embd, n_embd);
         const ByteSpan row = view->rows.subspan(i * row_size, row_size);
-        if (head.row_type == wire::RowType::kF32) return copy_finite(row, out);
+        if (head.row_type == wire::RowType::kF32) return copy_finite(row.data(), out.data(), n_embd);
         wire::decode_row(head.row_type, row, out);
         return all_finite(out);
       });

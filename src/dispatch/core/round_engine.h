@@ -150,6 +150,12 @@ class RoundEngine {
   const RoundCounters& counters() const { return counters_; }
   // Requests sent and neither answered nor forgotten; 0 once every link is down.
   std::size_t outstanding() const;
+  // Does some link owe an answer to a round that is over?
+  bool owes_answers() const {
+    for (const Link& link : links_)
+      if (!link.unanswered.empty()) return true;
+    return false;
+  }
 
  private:
   struct Group {  // one expert of the round
