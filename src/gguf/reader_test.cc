@@ -211,12 +211,12 @@ TEST(Reader, DamagedHeadersNeverCrash) {
   const auto header_bytes = static_cast<std::size_t>(open(whole)->data_offset());
   std::mt19937_64 random(1);
   int refused = 0;
-  for (int i = 0; i < 20000; ++i) {
+  for (int i = 0; i < 8000; ++i) {
     Bytes damaged = whole;
     for (auto n = random() % 3; n < 3; ++n) damaged[random() % header_bytes] = static_cast<std::byte>(random() % 4 == 0 ? 0xff : random());
     if (!open(damaged)) ++refused;
   }
-  EXPECT_GT(refused, 5000);
+  EXPECT_GT(refused, 2000);
 }
 
 TEST(Reader, LargeVocabularyIsWalkedNotLoaded) {
