@@ -1,0 +1,146 @@
+#include "verify/recorder.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "net/connect.h"
+#include "net/frame_io.h"
+#include "wire/codec.h"
+
+namespace kvasir::verify {
+namespace {
+
+using net::FrameReader;
+using wire::FrameType;
+
+// How long a thread may go without looking whether it shall stop.
+constexpr int kLook_ms = 20;
+// A backbone has a control connection and one data connection a stream.
+constexpr std::size_t kConnectionsMax = 64;
+
+class RecorderImpl final : public Recorder {
+ public:
+  RecorderImpl(wire::Holdings holdings, net::Listener listener) : holdings_(std::move(holdings)), listener_(std::move(listener)) {
+    acceptor_ = std::thread([this] { accept_loop(); });
+  }
+  ~RecorderImpl() override { stop(); }
+
+  std::uint16_t port() const override { return listener_.port; }
+
+  std::map<wire::LayerId, LayerRows> stop() override {
+    stop_ = true;
+    if (acceptor_.joinable()) acceptor_.join();
+    for (std::thread& thread : connections_) thread.join();
+    connections_.clear();
+    return std::move(recorded_);
+  }
+
+ private:
+  struct Connection {
+    std::unique_ptr<net::Stream> stream;
+    FrameReader reader;
+    net::FrameWriter writer;
+    std::map<std::uint32_t, wire::LayerRecipe> recipes;
+    bool send(const Bytes& frame) { return writer.send(*stream, frame).has_value(); }
+  };
+
+  void accept_loop() {
+    while (!stop_) {
+      pollfd entry{.fd = listener_.fd.get(), .events = POLLIN, .revents = 0};
+      if (::poll(&entry, 1, kLook_ms) <= 0) continue;
+      Result<std::optional<net::Accepted>> accepted = net::accept_from(listener_);
+      if (!accepted || !*accepted || connections_.size() >= kConnectionsMax) continue;
+      connections_.emplace_back([this, fd = std::move((*accepted)->fd)]() mutable { serve(std::move(fd)); });
+    }
+  }
+
+  void serve(net::Fd fd) {
+    Connection c{.stream = net::make_plain_stream(std::move(fd)), .reader = FrameReader(), .writer = net::FrameWriter(), .recipes = {}};
+    while (!stop_) {
+      const Result<FrameReader::State> state = c.reader.read(*c.stream);
+      if (!state || *state == FrameReader::State::kEnd || !c.writer.flush(*c.stream)) return;
+      if (*state == FrameReader::State::kFrame) {
+        if (!on_frame(c, c.reader.frame())) return;
+        continue;
+      }
+      pollfd entry{.fd = c.stream->fd(), .events = c.stream->wants(), .revents = 0};
+      if (!c.writer.idle(*c.stream)) entry.events |= POLLOUT;
+      ::poll(&entry, 1, kLook_ms);
+    }
+  }
+
+  bool on_frame(Connection& c, const net::Frame& frame) {
+    switch (frame.header.type) {
+      case FrameType::kHello: {
+        Result<wire::Hello> hello = wire::decode_hello(frame.payload);
+        if (!hello) return false;
+        // Whatever the backbone computes with, it is going to compute with that itself.
+        hello->role = wire::Role::kWorker;
+        hello->token.clear();
+        return c.send(wire::encode_frame(FrameType::kHello, 0, *hello, true)) &&
+               c.send(wire::encode_frame(FrameType::kHoldings, 0, holdings_, true));
+      }
+      case FrameType::kPing: {
+        const Result<wire::Ping> ping = wire::decode_ping(frame.payload);
+        return ping && c.send(wire::encode_frame(FrameType::kPong, 0, wire::Pong{.sent_ns = ping->sent_ns}, true));
+      }
+      case FrameType::kLayerRecipe: {
+        const Result<wire::LayerRecipe> recipe = wire::decode_layer_recipe(frame.payload);
+        if (!recipe) return false;
+        c.recipes[recipe->recipe_id] = *recipe;
+        return true;
+      }
+      case FrameType::kExec: {
+        const Result<wire::ExecView> exec = wire::decode_exec(frame.payload);
+        if (!exec) return false;
+        if (const auto bound = c.recipes.find(exec->head.recipe_id); bound != c.recipes.end()) record(bound->second, *exec);
+        const wire::ErrorMessage busy{wire::ErrorCode::kBusy, "This worker only records."};
+        return c.send(wire::encode_frame(FrameType::kError, frame.header.request_id, busy, true));
+      }
+      default: return true;
+    }
+  }
+
+  void record(const wire::LayerRecipe& bound, const wire::ExecView& exec) {
+    if (exec.head.n_embd != bound.recipe.n_embd || exec.head.row_type != wire::RowType::kF32) return;
+    const std::lock_guard lock(mutex_);
+    LayerRows& layer = recorded_[bound.layer_id];
+    layer.recipe = bound.recipe;
+    const std::uint32_t have = layer.n_rows();
+    const std::uint32_t taken = std::min(exec.head.n_rows, kRecordedRowsMax - std::min(have, kRecordedRowsMax));
+    const std::size_t n_floats = std::size_t{taken} * bound.recipe.n_embd;
+    layer.rows.resize(layer.rows.size() + n_floats);
+    std::memcpy(layer.rows.data() + layer.rows.size() - n_floats, exec.rows.data(), n_floats * sizeof(float));
+    for (std::uint32_t i = 0; i < exec.head.n_pairs; ++i)
+      if (const wire::Pair pair = exec.pair(i); pair.row < taken) layer.routed[pair.expert].push_back(have + pair.row);
+  }
+
+  const wire::Holdings holdings_;
+  net::Listener listener_;
+  std::atomic<bool> stop_{false};
+  std::thread acceptor_;
+  std::vector<std::thread> connections_;  // the acceptor's, until it has ended
+  std::mutex mutex_;
+  std::map<wire::LayerId, LayerRows> recorded_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Recorder>> Recorder::start(const gguf::MoeModel& model) {
+  wire::Holdings holdings;
+  for (const gguf::LayerExperts& layer : model.layers()) {
+    KVASIR_ASSIGN(const wire::LayerId id, model.layer_id(layer));
+    holdings.entries.push_back({.layer_id = id, .layer = layer.layer, .group = static_cast<wire::ExpertGroup>(layer.group),
+                                .n_expert = layer.n_expert, .n_embd = model.n_embd(), .experts = ExpertSet::all(layer.n_expert)});
+  }
+  KVASIR_ASSIGN(net::Listener listener, net::listen_on({"127.0.0.1", 0}));
+  return std::make_unique<RecorderImpl>(std::move(holdings), std::move(listener));
+}
+
+}  // namespace kvasir::verify
