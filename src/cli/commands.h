@@ -3,6 +3,8 @@
 // call it in main.cc, list its file in CMakeLists.txt.
 #pragma once
 
+#include <optional>
+
 namespace CLI {
 class App;
 }
@@ -12,5 +14,11 @@ namespace kvasir::cli {
 void add_slice(CLI::App& app, int& exit_code);
 void add_inspect(CLI::App& app, int& exit_code);
 void add_synth(CLI::App& app, int& exit_code);
+void add_worker(CLI::App& app, int& exit_code);
+void add_demo(CLI::App& app, int& exit_code);
+
+// The whole program under the name linkcpp-expert-worker (a link to kvasir); nullopt under
+// any other.
+std::optional<int> run_older_name(int argc, char** argv);
 
 }  // namespace kvasir::cli
