@@ -143,7 +143,10 @@ Status Backend::compute_ffn(const ExpertFfn& ffn, Job& job) {
 }
 
 Status Backend::compute(ggml_cgraph* graph) {
-  if (runtime_.config().dispatch.local == dispatch::LocalPolicy::kOnly) return compute_whole(graph);
+  if (runtime_.config().dispatch.local == dispatch::LocalPolicy::kOnly) {
+    runtime_.count_local_split();
+    return compute_whole(graph);
+  }
   const GraphPlan plan = plan_graph(graph);
   for (const std::string& text : plan.unknown) runtime_.note_unknown(text);
   if (plan.ffns.empty()) {
