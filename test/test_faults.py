@@ -134,7 +134,7 @@ class Faults(SystemTest):
         config.write_text(f'{{"KVASIR_LOCAL": "only", "KVASIR_STATS_FILE": "{stats}"}}')
         text, _ = self.complete(harness.clean_environment(GGML_BACKEND_PATH=PLUGIN, KVASIR_CONFIG=config))
         self.assertEqual(text, Faults.stock_text)
-        self.assertGreater(harness.read_stats(stats)["pairs_local"], 0)
+        self.assertGreater(harness.read_stats(stats)["splits_local"], 0)
 
         config.write_text('{"KVASIR_LOCALE": "only"}')
         self.check_goes_on(harness.clean_environment(GGML_BACKEND_PATH=PLUGIN, KVASIR_CONFIG=config), r"unknown name 'KVASIR_LOCALE'")

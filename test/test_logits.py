@@ -22,8 +22,10 @@ class Logits(SystemTest):
         stats_path = self.folder / "stats.json"
         over_workers = harness.logits(model, harness.plugin_environment(workers, local="never", stats=stats_path), *options)
         local = harness.logits(model, harness.plugin_environment(local="only"), *options)
+        replica = harness.logits(model, harness.plugin_environment(), *options)  # the fallback's own way, for every pair
         stock = harness.logits(model, harness.clean_environment(), *options)
         self.assertEqual(over_workers["xxh3"], local["xxh3"])
+        self.assertEqual(over_workers["xxh3"], replica["xxh3"])
         self.assertEqual(over_workers["xxh3"], stock["xxh3"])
         self.assertEqual(over_workers["tokens"], stock["tokens"])
         self.assertTrue(stock["finite"])
