@@ -49,6 +49,8 @@ class FrameReader {
 
   // A frame has begun and is not complete: what a caller's mid-frame deadline watches.
   bool mid_frame() const { return end_ > begin_; }
+  // Of that frame, bytes here so far: whether a slow peer still makes progress.
+  std::size_t mid_frame_bytes() const { return end_ - begin_; }
   std::size_t buffer_bytes() const { return capacity_; }
   // Gives the memory of past large frames back; frame() is void afterwards.
   void shrink();

@@ -28,7 +28,8 @@ Connection::Connection(ServerCore& core, std::unique_ptr<net::Stream> stream, st
       stream_(std::move(stream)),
       peer_(std::move(peer)),
       reader_(wire::payload_bytes_max(FrameType::kHello)),
-      request_(core.budget) {
+      request_(core.budget),
+      incoming_(core.options.timeouts) {
   ++core_.stats.connections_open;
   ++core_.stats.connections_total;
 }
@@ -135,19 +136,19 @@ Status Connection::serve_frames() {
       close_at_ = monotonic_now() + core_.options.timeouts.linger;
       KVASIR_TRY(send(wire::encode_empty_frame(FrameType::kDrain, 0)));
     }
-    KVASIR_TRY(read_frames());
+    KVASIR_ASSIGN(const bool more, read_frames());
     if (ended_) return {};
     if (!pending_.empty() && core_.gate.has_turn(pending_.front().ticket)) {
       KVASIR_TRY(run_pending());
       continue;
     }
     if (pending_.empty() && monotonic_now() >= close_at_) return {};
-    KVASIR_TRY(wait_for_more());
+    if (!more) KVASIR_TRY(wait_for_more());
   }
 }
 
 // Handles the frames that are there, a bounded number of them.
-Status Connection::read_frames() {
+Result<bool> Connection::read_frames() {
   for (std::uint32_t n = 0; n < kFramesPerTurn && !ended_; ++n) {
     const Result<FrameReader::State> state = reader_.read(*stream_);
     if (!state) {
@@ -157,14 +158,14 @@ Status Connection::read_frames() {
     }
     if (*state == FrameReader::State::kEnd) ended_ = true;
     if (*state != FrameReader::State::kFrame) {
-      if (!reader_.mid_frame()) frame_begun_ = TimePoint::max();
-      else if (frame_begun_ == TimePoint::max()) frame_begun_ = monotonic_now();
-      return {};
+      if (reader_.mid_frame()) incoming_.note(reader_.mid_frame_bytes(), reader_.mid_frame_bytes(), monotonic_now());
+      else incoming_.end();
+      return false;
     }
-    frame_begun_ = TimePoint::max();
+    incoming_.end();
     KVASIR_TRY(on_frame(reader_.frame()));
   }
-  return {};
+  return !ended_;
 }
 
 Status Connection::wait_for_more() {
@@ -174,13 +175,9 @@ Status Connection::wait_for_more() {
     return {};
   }
   TimePoint until = std::min(close_at_, now + std::chrono::hours(1));
-  if (frame_begun_ != TimePoint::max()) {
-    const TimePoint stalled = frame_begun_ + time_allowed(core_.options.timeouts, reader_.buffer_bytes());
-    if (now >= stalled) return retry_elsewhere("it stopped in the middle of a frame.");
-    until = std::min(until, stalled);
-  } else if (reader_.buffer_bytes() > kScratchBytesKept) {
-    reader_.shrink();
-  }
+  if (now >= incoming_.deadline()) return retry_elsewhere("it stopped in the middle of a frame.");
+  until = std::min(until, incoming_.deadline());
+  if (!reader_.mid_frame() && reader_.buffer_bytes() > kScratchBytesKept) reader_.shrink();
   wait_for(stream_.get(), /*reading=*/true, &wake_, until);
   return {};
 }
@@ -303,10 +300,10 @@ Status Connection::answer(std::uint64_t request_id, ByteSpan payload, ComputeGat
   }
   core_.gate.withdraw(ticket);
   core_.stats.count_compute(view->head.n_pairs, took);
+  ++core_.stats.requests;
   const Status sent = send_result(request_id, view->head, request_.finish(),
                                   static_cast<std::uint32_t>(std::min<std::int64_t>(took.count() / 1000, UINT32_MAX)));
   request_.release();
-  ++core_.stats.requests;
   ++n_answered_;
   if (core_.options.spin_us > 0) spin_until_ = monotonic_now() + std::chrono::microseconds(core_.options.spin_us);
   return sent;

@@ -43,7 +43,7 @@ class Connection {
   Status serve();
   Result<bool> greet();  // false: turned away, or not of our framing
   Status serve_frames();
-  Status read_frames();
+  Result<bool> read_frames();  // true: more may be there already
   Status wait_for_more();
   Status on_frame(const net::Frame& frame);
   Status on_layer_recipe(const net::Frame& frame);
@@ -75,7 +75,7 @@ class Connection {
   bool drain_said_ = false;
   TimePoint close_at_ = TimePoint::max();       // after DRAIN
   TimePoint spin_until_{};                      // after an answer
-  TimePoint frame_begun_ = TimePoint::max();    // of a frame that is not complete
+  Progress incoming_;                           // of a frame that is not complete
 };
 
 }  // namespace kvasir::worker

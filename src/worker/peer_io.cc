@@ -33,12 +33,15 @@ Status send_whole(net::Stream& stream, net::FrameWriter& writer, const Timeouts&
                   ByteSpan rows) {
   KVASIR_TRY(writer.send(stream, prefix, rows));
   if (writer.idle(stream)) return {};
-  const TimePoint deadline = monotonic_now() + time_allowed(timeouts, writer.queued_bytes());
+  const std::size_t total = writer.queued_bytes();
+  Progress progress(timeouts);
   while (true) {
     KVASIR_ASSIGN(const bool sent, writer.flush(stream));
     if (sent) return {};
-    if (monotonic_now() >= deadline) return retry_elsewhere("it reads its answers too slowly.");
-    wait_for(&stream, /*reading=*/false, nullptr, deadline);
+    const TimePoint now = monotonic_now();
+    progress.note(writer.queued_bytes(), total, now);
+    if (now >= progress.deadline()) return retry_elsewhere("it reads its answers too slowly.");
+    wait_for(&stream, /*reading=*/false, nullptr, progress.deadline());
   }
 }
 

@@ -1,7 +1,9 @@
 // Waiting for one peer from its connection's own thread, never longer than a deadline.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "base/clock.h"
@@ -25,10 +27,37 @@ class Wake {
   net::Fd fd_;
 };
 
-// How long a peer may take over `bytes`.
+// How long a peer may take over `bytes` in all, however steadily it moves.
 inline Nanos time_allowed(const Timeouts& timeouts, std::uint64_t bytes) {
   return timeouts.stall + std::chrono::milliseconds(bytes / kSlowestPeerBytesPerMs);
 }
+
+// Watches one transfer: it may not stand still for `stall`, nor crawl below the slowest
+// speed allowed.
+class Progress {
+ public:
+  explicit Progress(const Timeouts& timeouts) : timeouts_(timeouts) {}
+  // `bytes_left`, or any other count that changes when bytes move; `bytes_total` so far.
+  void note(std::size_t count, std::uint64_t bytes_total, TimePoint now) {
+    if (!begun_) begun_ = now;
+    if (count != count_ || moved_ == TimePoint{}) moved_ = now;
+    count_ = count;
+    deadline_ = std::min(moved_ + timeouts_.stall, *begun_ + time_allowed(timeouts_, bytes_total));
+  }
+  void end() {
+    begun_.reset();
+    moved_ = {};
+    deadline_ = TimePoint::max();
+  }
+  TimePoint deadline() const { return deadline_; }
+
+ private:
+  const Timeouts& timeouts_;
+  std::optional<TimePoint> begun_;
+  TimePoint moved_{};
+  std::size_t count_ = 0;
+  TimePoint deadline_ = TimePoint::max();
+};
 
 // Until the stream is ready for wants(reading), or `wake` is raised (it is cleared then), or
 // the deadline. Either may be null.

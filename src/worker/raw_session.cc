@@ -83,12 +83,13 @@ class RawSession {
   }
 
   Status read_body(std::uint64_t bytes) {
-    const TimePoint deadline = monotonic_now() + time_allowed(core_.options.timeouts, bytes);
     body_.clear();
     while (body_.size() < bytes) {
       const std::size_t at = body_.size();
-      body_.resize(at + std::min<std::uint64_t>(bytes - at, kReadAtOnceBytes));
-      KVASIR_ASSIGN(const bool open, read_whole(stream_, std::span(body_).subspan(at), deadline));
+      const std::size_t n = std::min<std::uint64_t>(bytes - at, kReadAtOnceBytes);
+      body_.resize(at + n);
+      KVASIR_ASSIGN(const bool open, read_whole(stream_, std::span(body_).subspan(at),
+                                                monotonic_now() + time_allowed(core_.options.timeouts, n)));
       if (!open) return retry_elsewhere("it closed the connection in the middle of a request.");
     }
     return {};
