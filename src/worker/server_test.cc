@@ -276,12 +276,12 @@ TEST_F(ServerTest, AFullQueueIsBusyAndPingsAreAnsweredMeanwhile) {
   ServerOptions options;
   options.queue = 1;
   TestServer server({slice()}, options);
-  const auto first = connect(server), second = connect(server), control = connect(server);
+  const auto first = connect(server), other = connect(server), second = connect(server), control = connect(server);
   const std::vector<float> x = random_rows(kWidth, 2);
   const std::vector<Pair> pairs = all_pairs(1);
   // One long request runs and one waits: for as long as the first takes, a third is refused.
   send_long_request(*first, 1);
-  send_long_request(*first, 2);
+  send_long_request(*other, 2);
   wire::Pong load;
   for (std::uint64_t id = 0; id < 100'000 && load.queued == 0; ++id) {
     control->send(FrameType::kPing, id, wire::Ping{.sent_ns = id});
@@ -296,7 +296,7 @@ TEST_F(ServerTest, AFullQueueIsBusyAndPingsAreAnsweredMeanwhile) {
   second->send_exec(3, head(1, 4), pairs, x);
   EXPECT_EQ(second->error(3).code, ErrorCode::kBusy);
   EXPECT_EQ(first->result(1).size(), std::size_t{kLongRows} * 4 * kWidth);
-  EXPECT_EQ(first->result(2).size(), std::size_t{kLongRows} * 4 * kWidth);
+  EXPECT_EQ(other->result(2).size(), std::size_t{kLongRows} * 4 * kWidth);
   EXPECT_EQ(server.stats().requests_busy, 1u);
   expect_answers(*second, 4);
 }
