@@ -52,7 +52,7 @@ struct Options {
   // Bounds of the measured deadlines: before the first a second replica is never asked,
   // before the second nothing is computed here instead; past the ceiling nobody waits.
   Nanos hedge_floor = std::chrono::milliseconds(4);
-  Nanos fallback_floor = std::chrono::milliseconds(250);
+  Nanos fallback_floor = std::chrono::milliseconds(1000);
   Nanos deadline_ceiling = std::chrono::seconds(60);
   // Requests to second replicas, as a share of all requests.
   double hedge_budget = 0.05;

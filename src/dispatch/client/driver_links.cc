@@ -126,7 +126,9 @@ bool Driver::on_error_frame(WorkerIndex w, const net::Frame& frame) {
   const bool everyday = error->code == ErrorCode::kBusy || error->code == ErrorCode::kCancelled ||
                         error->code == ErrorCode::kDraining || verdict == Verdict::kLate;
   if (!everyday) shared_.log("worker " + shared_.names[w] + " refused a request: " + error->message);
-  return verdict != Verdict::kInvalid;
+  // Our bytes may have been damaged on the way as well as its own: no blame, a new connection.
+  if (verdict == Verdict::kInvalid) drop_link(w, Nanos(0));
+  return true;
 }
 
 }  // namespace kvasir::dispatch

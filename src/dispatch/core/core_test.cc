@@ -315,7 +315,7 @@ TEST(RoundEngine, AStalledWorkerIsPaidForOnce) {
   c.measure(0, 10ms);
   ASSERT_TRUE(c.begin(kTwoRows));
   const Request slow = c.sent().at(0);
-  c.step(1s);
+  c.step(2s);
   c.step(0s);
   ASSERT_TRUE(c.engine.has_local());
   c.run_local();

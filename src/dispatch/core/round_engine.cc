@@ -57,15 +57,17 @@ void RoundEngine::answer_came(WorkerIndex w) {
 }
 
 // An answer to a request of an earlier round: dropped, but its time is worth knowing, or the
-// measured distribution would hold the fast answers only.
-bool RoundEngine::take_unanswered(WorkerIndex w, std::uint64_t id, bool complete, TimePoint now) {
+// measured distribution would hold the fast answers only. (Between rounds nobody reads, so
+// what is found then may have lain there for long.)
+bool RoundEngine::take_unanswered(WorkerIndex w, std::uint64_t id, bool complete, bool refused, TimePoint now) {
   auto& unanswered = links_[w].unanswered;
   const auto it = std::ranges::find(unanswered, id, &Unanswered::id);
   if (it == unanswered.end()) return false;
   if (!complete) return true;
   ++counters_.late_answers;
   answer_came(w);
-  reports_.push_back({.kind = it->timed ? Report::Kind::kAnswer : Report::Kind::kForgotten,
+  const bool timed = it->timed && !refused && !input_.pairs.empty();
+  reports_.push_back({.kind = timed ? Report::Kind::kAnswer : Report::Kind::kForgotten,
                       .worker = w,
                       .pairs = it->pairs,
                       .latency = now - it->sent_at});
@@ -77,14 +79,14 @@ Verdict RoundEngine::check_result(WorkerIndex w, std::uint64_t id, const wire::R
                                   TimePoint now, Request*& request) {
   request = find_open(w, id);
   if (request == nullptr) {
-    if (take_unanswered(w, id, !more, now)) return Verdict::kLate;
+    if (take_unanswered(w, id, !more, false, now)) return Verdict::kLate;
     ++counters_.unknown_answers;
     return Verdict::kUnknown;
   }
   // Frames of one answer come in order and without gaps, and `more` says the truth.
   const std::uint32_t total = static_cast<std::uint32_t>(request->pairs.size());
-  const bool fits = head.n_embd == input_.n_embd && head.row_type == input_.result_type && head.total_rows == total && head.first_row == request->received &&
-                    head.n_rows > 0 && head.n_rows <= total - request->received &&
+  const bool fits = head.n_embd == input_.n_embd && head.row_type == input_.result_type && head.total_rows == total &&
+                    head.first_row == request->received && head.n_rows > 0 && head.n_rows <= total - request->received &&
                     more == (request->received + head.n_rows < total);
   if (fits) return Verdict::kTaken;
   on_invalid(w);
@@ -131,10 +133,9 @@ Verdict RoundEngine::on_error(WorkerIndex w, std::uint64_t id, wire::ErrorCode c
   using wire::ErrorCode;
   Request* request = find_open(w, id);
   if (request == nullptr) {
-    if (take_unanswered(w, id, true, now)) return Verdict::kLate;
-    // An error that answers nothing ends the connection (kMalformed does by definition).
+    if (take_unanswered(w, id, true, true, now)) return Verdict::kLate;
     ++counters_.unknown_answers;
-    return code == ErrorCode::kDraining ? Verdict::kUnknown : Verdict::kInvalid;
+    return code == ErrorCode::kMalformed ? Verdict::kInvalid : Verdict::kUnknown;
   }
   answer_came(w);
   request->open = false;

@@ -194,7 +194,7 @@ class RoundEngine {
   void finish_local();
 
   Request* find_open(WorkerIndex w, std::uint64_t id);
-  bool take_unanswered(WorkerIndex w, std::uint64_t id, bool complete, TimePoint now);
+  bool take_unanswered(WorkerIndex w, std::uint64_t id, bool complete, bool refused, TimePoint now);
   void stop_waiting(Request& request);
   void answer_came(WorkerIndex w);
 

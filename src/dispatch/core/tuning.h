@@ -24,7 +24,7 @@ struct Tuning {
   // because what follows (local compute, maybe from a cold file) is dear.
   double final_quantile = 0.999;
   double final_margin = 3.0;
-  Nanos final_floor = std::chrono::milliseconds(250);
+  Nanos final_floor = std::chrono::milliseconds(1000);
   Nanos deadline_ceiling = std::chrono::seconds(60);
   // A worker (or a size of request) without measurements; the control connection's pings
   // find a dead one much earlier.
