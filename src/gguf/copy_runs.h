@@ -24,7 +24,7 @@ std::uint64_t total_bytes(std::span<const CopyRun> runs);
 // Called from the working thread now and then, and at the end; bytes.
 using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
-// Copies in the order of `runs`, in steps of at most 1 MiB; `written` (if any) hears, after
+// Copies in the order of `runs`, in steps of at most 4 MiB; `written` (if any) hears, after
 // each step, up to which offset of the output everything is there.
 Status copy_runs(const ModelFiles& files, std::span<const CopyRun> runs, const OutputFile& out, const Progress& progress,
                  const std::function<void(std::uint64_t offset)>& written = {});

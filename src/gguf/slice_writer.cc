@@ -70,21 +70,28 @@ class SliceSource final : public ByteSource {
     if (offset > size() || out.size() > size() - offset)
       return fix_input(std::format("'{}' ends at byte {}; ask for less.", name_, size()));
     const std::uint64_t end = offset + out.size();
-    std::ranges::fill(out, std::byte{0});  // paddings
-    if (offset < header_.size()) {
-      const std::size_t n = std::min<std::size_t>(header_.size() - static_cast<std::size_t>(offset), out.size());
-      std::memcpy(out.data(), header_.data() + offset, n);
+    std::uint64_t at = offset;  // everything before is in `out`
+    const auto part = [&](std::uint64_t to) {
+      const auto bytes = out.subspan(static_cast<std::size_t>(at - offset), static_cast<std::size_t>(to - at));
+      at = to;
+      return bytes;
+    };
+    if (at < header_.size()) {
+      const std::uint64_t from = at;
+      const std::span<std::byte> bytes = part(std::min<std::uint64_t>(end, header_.size()));
+      std::memcpy(bytes.data(), header_.data() + from, bytes.size());
     }
     const auto& runs = layout_.runs();
-    auto run = std::ranges::upper_bound(runs, offset, {}, &CopyRun::offset);
+    auto run = std::ranges::upper_bound(runs, at, {}, &CopyRun::offset);
     if (run != runs.begin()) --run;
-    for (; run != runs.end() && run->offset < end; ++run) {
-      const std::uint64_t from = std::max(offset, run->offset), to = std::min(end, run->offset + run->size);
-      if (from >= to) continue;
-      KVASIR_TRY(layout_.model().files().files()[run->file].source().read_at(
-          run->source_offset + (from - run->offset),
-          out.subspan(static_cast<std::size_t>(from - offset), static_cast<std::size_t>(to - from))));
+    for (; run != runs.end() && run->offset < end && at < end; ++run) {
+      const std::uint64_t run_end = run->offset + run->size;
+      if (run_end <= at) continue;
+      if (run->offset > at) std::ranges::fill(part(run->offset), std::byte{0});  // padding
+      const std::uint64_t skipped = at - run->offset;
+      KVASIR_TRY(layout_.model().files().files()[run->file].source().read_at(run->source_offset + skipped, part(std::min(end, run_end))));
     }
+    std::ranges::fill(part(end), std::byte{0});
     return {};
   }
 
@@ -111,14 +118,19 @@ Status write_slice(const SliceLayout& layout, const std::string& path, const Pro
   KVASIR_ASSIGN(OutputFile out, OutputFile::create(path));
   KVASIR_TRY(out.set_size(layout.total_bytes()));
 
-  // This thread copies; the second follows it and hashes what was written, read back from
-  // the page cache. So a source is read once, whatever it is, and the hash is the file's own.
+  // This thread copies; the second follows it and hashes. From files it reads the model again,
+  // close behind: the bytes are in the page cache, and reading the pages that are being
+  // written would slow the copy by a tenth. Other sources are read once, so there it reads
+  // what was written.
+  const auto is_file = [](const GgufFile& file) { return file.source().file_descriptor() >= 0; };
+  const bool reads_model = std::ranges::all_of(layout.model().files().files(), is_file);
+  const SourcePtr model_bytes = make_slice_source(layout, std::vector<Hash>(layout.slab_count()), path);
   Watermark written;
   Result<std::vector<Hash>> hashes;
   std::thread hasher([&] {
     hashes = hash_in_order(layout, [&](std::uint64_t offset, std::span<std::byte> part) -> Status {
       if (!written.wait_for(offset + part.size())) return fatal("stopped.");
-      return out.read_at(offset, part);
+      return reads_model ? model_bytes->read_at(offset, part) : out.read_at(offset, part);
     });
   });
   const Status copied = copy_runs(layout.model().files(), layout.runs(), out, progress,
