@@ -12,15 +12,14 @@ over its weights, so models whose experts have other side tensors (biases, scale
 weights get workers of their own.
 """
 
-import concurrent.futures
 import glob
 import json
 import os
 import shutil
-import subprocess
 import sys
 
 import harness
+import three_ways
 from harness import SystemTest
 
 # What llama.cpp 0.7.0 writes. Another version may write more: then these change, knowingly.
@@ -30,9 +29,6 @@ WITHOUT_EXPERTS = {"ernie4_5-moe", "paddleocr-moe"}
 EXPERTS_UNUSED = {"refact-moe"}
 
 RUN = ["--prompt-tokens", 9, "--n-seq", 3, "--decode", 3, "--fixed", "--threads", 1, "--no-repack"]
-# Two runs at a time on a small machine: OpenMP's threads must not spin for each other.
-QUIET = {"OMP_WAIT_POLICY": "passive"}
-AT_ONCE = 2
 
 
 def tool():
@@ -95,22 +91,8 @@ class Architectures(SystemTest):
         return links
 
     def compare(self, path, description, links):
-        """What went wrong with one model (empty: nothing), and its line."""
-        stats_path = self.folder / f"{path.stem}.stats"
+        wrong, remote, stats = three_ways.compare(path, links, self.folder / f"{path.stem}.stats", RUN)
         uses_experts = bool(description["layers"]) and path.stem not in EXPERTS_UNUSED
-        remote = harness.logits(path, harness.plugin_environment(links, local="never", stats=stats_path, **QUIET), *RUN)
-        local = harness.logits(path, harness.plugin_environment(local="only", **QUIET), *RUN)
-        stock = harness.logits(path, harness.clean_environment(**QUIET), *RUN)
-        stats = harness.read_stats(stats_path)
-        wrong = []
-        if remote["xxh3"] != local["xxh3"]:
-            wrong.append("the workers' logits are not the local ones")
-        if local["xxh3"] != stock["xxh3"]:
-            wrong.append("the local logits are not llama.cpp's own")
-        if not stock["finite"]:
-            wrong.append("logits are not finite, so that equal bits say little")
-        if stats["pairs_local"] != 0 or stats["splits_local"] != 0 or stats["unknown_shapes"]:
-            wrong.append(f"computed locally: {stats['pairs_local']} pairs, {stats['splits_local']} splits, {stats['unknown_shapes']}")
         if uses_experts != (stats["pairs_remote"] > 0):
             wrong.append(f"{stats['pairs_remote']} pairs were computed by workers")
         n_experts = sum(entry["n_expert"] for entry in description["layers"])
@@ -125,23 +107,14 @@ class Architectures(SystemTest):
         self.assertEqual({path.stem for path in models if not descriptions[path]["layers"]}, WITHOUT_EXPERTS)
 
         links = self.workers_for({path: d for path, d in descriptions.items() if d["layers"]})
-        failures = {}
-        with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-            def check(path):
-                try:
-                    return self.compare(path, descriptions[path], links.get(path, links[models[0]]))
-                except (AssertionError, OSError, ValueError, subprocess.TimeoutExpired) as error:
-                    return [str(error)], path.stem
-            for path, (wrong, line) in zip(models, pool.map(check, models)):
-                print(f"{line}  {'; '.join(wrong) if wrong else 'identical'}", file=sys.stderr, flush=True)
-                if wrong:
-                    failures[path.stem] = wrong
-        with_experts = len([path for path in models if descriptions[path]["layers"] and path.stem not in failures])
+        failures = three_ways.check_all(
+            models, lambda path: self.compare(path, descriptions[path], links.get(path, links[models[0]])))
+        with_experts = len([path for path in models if descriptions[path]["layers"] and path not in failures])
         print(f"{len(models) - len(failures)} of {len(models)} identical, {with_experts} of them with experts", file=sys.stderr)
         self.assertEqual(failures, {})
 
     def stock_hash(self, model):
-        return harness.logits(model, harness.clean_environment(**QUIET), *RUN)["xxh3"]
+        return harness.logits(model, harness.clean_environment(**three_ways.QUIET), *RUN)["xxh3"]
 
     def test_whose_experts_llama_cpp_does_not_use(self):
         """An altered expert changes the logits of every model but these."""
