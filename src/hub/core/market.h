@@ -35,6 +35,8 @@ inline constexpr std::size_t kSegmentsMax = 65'536;   // of one node
 inline constexpr std::size_t kAssignmentsMax = 256;   // ranges in one answer to a volunteer
 inline constexpr std::uint32_t kProofSpans = 4;       // random spans of one challenge
 inline constexpr std::uint64_t kProofSpanBytesMax = 64 * 1024;
+// The size of an expert that nobody here knows: no offer of memory fits it.
+inline constexpr std::uint64_t kUnknownExpertBytes = std::uint64_t{1} << 40;
 
 struct MarketOptions {
   std::uint32_t target = 2;  // replicas of every expert

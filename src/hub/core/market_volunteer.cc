@@ -155,7 +155,8 @@ std::string Market::reserve(Model& model, const Offer& offer, const std::vector<
   reservation->model = &model;
   reservation->segments = to_segments(runs);
   std::uint64_t bytes = 0;
-  for (const Segment& s : reservation->segments) bytes += s.size() * model.shape.bytes_per_expert[s.layer];
+  for (const Segment& s : reservation->segments)
+    if (model.shape.bytes_per_expert[s.layer] != kUnknownExpertBytes) bytes += s.size() * model.shape.bytes_per_expert[s.layer];
   const auto transfer_s = std::min<std::uint64_t>(bytes / options_.slow_line_bytes_per_s, kTransferSecondsMax);
   lasts = std::min(options_.reservation_min + std::chrono::seconds(transfer_s), options_.reservation_max);
   reservation->created = now;

@@ -1,0 +1,255 @@
+#include "cli/hub_app.h"
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <format>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/hex.h"
+#include "cli/console.h"
+#include "hub/auth/secrets.h"
+#include "hub/http/hub.h"
+#include "hub/http/server.h"
+#include "spdlog/sinks/stdout_color_sinks.h"
+#include "spdlog/spdlog.h"
+
+namespace kvasir::cli {
+namespace {
+
+constexpr auto kStopPatience = std::chrono::seconds(10);  // for requests under way
+
+struct Options {
+  std::string listen = "127.0.0.1:8080";
+  std::string data_dir, models_dir, store_url, certificate, key;
+  bool no_proof = false, trust_proxy = false, verbose = false;
+  std::uint32_t target = hub::MarketOptions{}.target;
+  std::uint32_t experts_min = hub::MarketOptions{}.experts_min;
+  // Of the subcommands:
+  std::string scope = "worker", note, expires, id;
+  bool json = false;
+};
+
+Result<std::unique_ptr<hub::Store>> open_store(const Options& options) {
+  std::string url = options.store_url;
+  // A command line can be read by every user of the machine, and the URL may hold a password.
+  if (const char* variable = std::getenv("KVASIR_HUB_STORE"); url.empty() && variable != nullptr) url = variable;
+  if (url == "memory") return hub::make_memory_store();
+  if (url.starts_with("postgres://") || url.starts_with("postgresql://")) return hub::open_postgres_store(url);
+  if (!url.empty()) return fix_input("--store takes postgres://USER@HOST/DATABASE, or 'memory'; leave it out for a file in --data.");
+  if (options.data_dir.empty()) return fix_input("name the hub's folder: --data DIR.");
+  return hub::open_sqlite_store(options.data_dir);
+}
+
+void log_to_stderr(bool verbose) {
+  spdlog::set_default_logger(spdlog::stderr_color_mt("hub"));
+  spdlog::set_pattern("%H:%M:%S.%e %^%l%$ %v");
+  spdlog::set_level(verbose ? spdlog::level::debug : spdlog::level::info);
+}
+
+// As many connections as the system allows, rather than as many as it gives by default.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+Status serve(const Options& options) {
+  if (options.data_dir.empty()) return fix_input("name the hub's folder: --data DIR.");
+  if (options.models_dir.empty()) return fix_input("name the folder of GGUF files that the hub serves: --models DIR.");
+  if (options.certificate.empty() != options.key.empty()) return fix_input("--cert and --key go together.");
+  ::umask(0077);
+  raise_descriptor_limit();
+  log_to_stderr(options.verbose);
+  std::signal(SIGPIPE, SIG_IGN);
+  // Before the first thread, so that all of them leave these signals to sigwait below.
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int s : {SIGTERM, SIGINT}) sigaddset(&signals, s);
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+
+  const auto log = [](const std::string& line) { spdlog::info("{}", line); };
+  KVASIR_ASSIGN(auto store, open_store(options));
+  hub::HubOptions hub_options;
+  hub_options.data_dir = options.data_dir;
+  hub_options.models_dir = options.models_dir;
+  hub_options.market.proof = !options.no_proof;
+  hub_options.market.target = options.target;
+  hub_options.market.experts_min = options.experts_min;
+  hub_options.version = KVASIR_VERSION;
+  KVASIR_ASSIGN(const auto hub, hub::Hub::create(std::move(hub_options), std::move(store), log));
+
+  hub::ServerOptions server_options;
+  KVASIR_ASSIGN(server_options.listen, net::parse_host_port(options.listen, "127.0.0.1"));
+  server_options.certificate_file = options.certificate;
+  server_options.key_file = options.key;
+  server_options.trust_proxy = options.trust_proxy;
+  const std::string host = server_options.listen.host;
+  KVASIR_ASSIGN(const auto server, hub::Server::start(std::move(server_options), hub->router(), hub->authenticator(), log));
+  std::printf("%s://%s\n", options.certificate.empty() ? "http" : "https", net::format_host_port({host, server->port()}).c_str());
+  std::fflush(stdout);
+
+  int signal = 0;
+  ::sigwait(&signals, &signal);
+  spdlog::info("stopping; requests under way may finish");
+  // A second signal ends the process as usual.
+  ::pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  server->stop(kStopPatience);
+  return {};
+}
+
+// "90m", "12h", "30d"
+Result<hub::UnixSeconds> parse_duration(const std::string& text) {
+  std::size_t used = 0;
+  unsigned long long number = 0;
+  try {
+    number = std::stoull(text, &used);
+  } catch (const std::exception&) {
+    used = 0;
+  }
+  const std::string unit = text.substr(std::min(used, text.size()));
+  const hub::UnixSeconds scale = unit == "s" ? 1 : unit == "m" ? 60 : unit == "h" ? 3600 : unit == "d" ? 86'400 : 0;
+  if (used == 0 || scale == 0 || number == 0 || number > 36'500 * 86'400ULL)
+    return fix_input(std::format("'{}' is not a time; write it as 90m, 12h or 30d.", text));
+  return static_cast<hub::UnixSeconds>(number) * scale;
+}
+
+Status token_create(const Options& options) {
+  const auto scope = hub::parse_scope(options.scope);
+  if (!scope) return fix_input(std::format("'{}' is no scope; it is worker, backbone or admin.", options.scope));
+  std::optional<hub::UnixSeconds> expires;
+  if (!options.expires.empty()) {
+    KVASIR_ASSIGN(const auto life, parse_duration(options.expires));
+    expires = hub::unix_now() + life;
+  }
+  KVASIR_ASSIGN(const auto store, open_store(options));
+  const hub::NewToken made = hub::make_token(*scope, options.note, expires, hub::unix_now());
+  KVASIR_TRY(store->put_token(made.record));
+  std::printf("%s\n", made.text.c_str());
+  return {};
+}
+
+std::string format_time(std::optional<hub::UnixSeconds> time) {
+  return time ? std::format("{:%F %H:%M}", std::chrono::sys_seconds(std::chrono::seconds(*time))) : "-";
+}
+
+Status token_list(const Options& options) {
+  KVASIR_ASSIGN(const auto store, open_store(options));
+  KVASIR_ASSIGN(const auto tokens, store->list_tokens());
+  if (options.json) {
+    for (const hub::TokenRecord& t : tokens) {
+      nlohmann::json line = {{"id", t.id}, {"scope", hub::to_string(t.scope)}, {"note", t.note}, {"created", t.created}};
+      if (t.expires) line["expires"] = *t.expires;
+      if (t.revoked) line["revoked"] = *t.revoked;
+      std::printf("%s\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+    }
+    return {};
+  }
+  std::printf("%-17s %-9s %-17s %-17s %-17s %s\n", "id", "scope", "created (UTC)", "expires", "revoked", "note");
+  for (const hub::TokenRecord& t : tokens)
+    std::printf("%-17s %-9s %-17s %-17s %-17s %s\n", t.id.c_str(), std::string(hub::to_string(t.scope)).c_str(), format_time(t.created).c_str(),
+                format_time(t.expires).c_str(), format_time(t.revoked).c_str(), t.note.c_str());
+  return {};
+}
+
+Status token_revoke(const Options& options) {
+  // A whole token is taken too: its id is the middle part.
+  std::string id = options.id;
+  if (id.starts_with("kvasir_") && id.size() > 24) id = id.substr(7, 16);
+  KVASIR_ASSIGN(const auto store, open_store(options));
+  KVASIR_ASSIGN(const bool known, store->revoke_token(id, hub::unix_now()));
+  if (!known) return fix_input(std::format("there is no token with the id '{}'; see kvasir-hub token list.", id));
+  return {};
+}
+
+Status key_admit(const Options& options) {
+  const auto scope = hub::parse_scope(options.scope);
+  if (!scope || *scope == hub::Scope::kAdmin) return fix_input("a key is admitted as worker or backbone.");
+  const auto key = from_hex(options.id);
+  if (!key || key->size() != hub::kEd25519KeyBytes) return fix_input("the key must be 64 hexadecimal digits: an ed25519 public key.");
+  KVASIR_ASSIGN(const auto store, open_store(options));
+  return store->put_key({to_hex(*key), *scope, options.note, hub::unix_now(), std::nullopt});
+}
+
+Status key_list(const Options& options) {
+  KVASIR_ASSIGN(const auto store, open_store(options));
+  KVASIR_ASSIGN(const auto keys, store->list_keys());
+  for (const hub::KeyRecord& k : keys)
+    std::printf("%s %-9s %s%s %s\n", k.public_key.c_str(), std::string(hub::to_string(k.scope)).c_str(), format_time(k.created).c_str(),
+                k.revoked ? " (revoked)" : "", k.note.c_str());
+  return {};
+}
+
+Status key_revoke(const Options& options) {
+  KVASIR_ASSIGN(const auto store, open_store(options));
+  KVASIR_ASSIGN(const bool known, store->revoke_key(options.id, hub::unix_now()));
+  if (!known) return fix_input("this key was never admitted; see kvasir-hub key list.");
+  return {};
+}
+
+Status check(const Options& options) {
+  KVASIR_ASSIGN(const auto store, open_store(options));
+  KVASIR_TRY(store->check());
+  std::printf("the store is sound\n");
+  return {};
+}
+
+}  // namespace
+
+void configure_hub(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<Options>();
+  const auto add_store = [options](CLI::App* command) {
+    command->add_option("--data", options->data_dir, "folder of the hub's database and caches");
+    command->add_option("--store", options->store_url, "postgres://USER@HOST/DATABASE instead of a file in --data (or KVASIR_HUB_STORE)");
+  };
+  const auto add = [&](CLI::App* parent, const char* name, const char* what, Status (*act)(const Options&)) {
+    CLI::App* command = parent->add_subcommand(name, what);
+    add_store(command);
+    command->callback([options, act, &exit_code] { exit_code = report(act(*options)); });
+    return command;
+  };
+
+  add_store(&app);
+  app.add_option("--listen", options->listen, "HOST:PORT; plain HTTP on loopback only, port 0 picks one")->capture_default_str();
+  app.add_option("--models", options->models_dir, "folder of GGUF files; nothing outside is served");
+  app.add_option("--cert", options->certificate, "PEM file of the certificate chain: HTTPS");
+  app.add_option("--key", options->key, "PEM file of its private key");
+  app.add_flag("--trust-proxy", options->trust_proxy, "take client addresses from X-Forwarded-For of a proxy on this machine");
+  app.add_flag("--no-proof", options->no_proof, "count what nodes claim without asking for proof: for a closed group");
+  app.add_option("--target", options->target, "replicas that every expert should have")->check(CLI::Range(1u, hub::kTargetMax))->capture_default_str();
+  app.add_option("--min-experts", options->experts_min, "the smallest slice that is of use")->check(CLI::Range(1u, 65'536u))->capture_default_str();
+  app.add_flag("-v,--verbose", options->verbose, "log more");
+
+  CLI::App* token = app.add_subcommand("token", "Node tokens")->require_subcommand(1);
+  CLI::App* create = add(token, "create", "Make a token; it is printed once and kept only as a hash", token_create);
+  create->add_option("--scope", options->scope, "worker, backbone or admin")->capture_default_str();
+  create->add_option("--expires", options->expires, "how long it is good: 12h, 30d (default: for ever)");
+  create->add_option("--note", options->note, "for your own memory");
+  add(token, "list", "Tokens, without their secrets", token_list)->add_flag("--json", options->json, "one JSON object a line");
+  add(token, "revoke", "End a token; running hubs notice within seconds", token_revoke)->add_option("id", options->id, "its id")->required();
+
+  CLI::App* key = app.add_subcommand("key", "ed25519 keys whose holders may fetch tokens")->require_subcommand(1);
+  CLI::App* admit = add(key, "admit", "Admit a public key", key_admit);
+  admit->add_option("key", options->id, "64 hexadecimal digits")->required();
+  admit->add_option("--scope", options->scope, "worker or backbone")->capture_default_str();
+  admit->add_option("--note", options->note, "for your own memory");
+  add(key, "list", "Admitted keys", key_list);
+  add(key, "revoke", "Admit a key no more; tokens it fetched live on until they expire", key_revoke)->add_option("key", options->id, "the public key")->required();
+
+  add(&app, "check", "Check the database", check);
+
+  app.require_subcommand(0, 1);
+  app.callback([&app, options, &exit_code] {
+    if (app.get_subcommands().empty()) exit_code = report(serve(*options));
+  });
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,113 @@
+// What backbones ask and report: who serves what, which experts are used, how busy it is.
+
+#include <format>
+
+#include "hub/http/hub.h"
+#include "hub/http/json_input.h"
+
+namespace kvasir::hub {
+namespace {
+
+using nlohmann::json;
+
+constexpr Nanos kLookAgain = std::chrono::milliseconds(250);
+constexpr std::size_t kHeatLayersMax = 4096;
+constexpr std::size_t kHeatExpertsMax = 65'536;
+
+Response json_response(const json& value) {
+  Response out;
+  out.text = dump(value);
+  return out;
+}
+
+// since=V waits until the table's version is no longer V, or for as long as the server allows.
+Response routes(Hub& hub, const Request& request) {
+  const auto parameter = [&](std::string_view name) {
+    const auto found = request.query.find(name);
+    return found == request.query.end() ? std::string() : found->second;
+  };
+  const std::string model = parameter("model"), since = parameter("since");
+  return hub.with_market([&](Market& market) {
+    market.advance(request.now);
+    const std::string version = std::to_string(market.routes_version());
+    if (!since.empty() && since == version && !request.last_chance) {
+      Response wait;
+      wait.ask_again = kLookAgain;
+      return wait;
+    }
+    if (!model.empty() && market.find_model(model) == nullptr)
+      return error_response(404, std::format("there is no model '{}' here; see /api/models.", model));
+    json workers = json::array();
+    market.for_each_node(request.now, [&](const NodeView& node) {
+      if (node.counted.empty() || node.url.empty() || (!model.empty() && node.model != model)) return;
+      json segments = json::array();
+      for (const Segment& s : node.counted) segments.push_back({s.layer, s.begin, s.end});
+      workers.push_back({{"worker_id", node.worker_id},
+                         {"model", node.model},
+                         {"url", node.url},
+                         {"fingerprint", node.fingerprint},
+                         {"segments", segments},
+                         {"speed", node.speed_rows_per_s},
+                         {"draining", node.draining}});
+    });
+    return json_response({{"version", version}, {"workers", workers}});
+  });
+}
+
+Response heat(Hub& hub, const Request& request) {
+  const auto input = JsonInput::parse(request.body);
+  if (!input) return error_response(input.error());
+  const auto model = input->text("model", kModelNameBytesMax);
+  if (!model) return error_response(model.error());
+  const auto saturation = input->optional_number("saturation");
+  if (!saturation) return error_response(saturation.error());
+  if (*saturation && **saturation > 1) return error_response(400, "'saturation' must be a share from 0 to 1.");
+  std::vector<std::pair<std::uint32_t, std::vector<std::uint64_t>>> layers;
+  if (const json* given = input->find("layers")) {
+    constexpr std::string_view kShape = "'layers' must be a list of {\"layer\": L, \"uses\": [n, …]}.";
+    if (!given->is_array() || given->size() > kHeatLayersMax) return error_response(400, kShape);
+    for (const json& each : *given) {
+      if (!each.is_object() || !each.contains("layer") || !each.contains("uses") || !each["uses"].is_array() || each["uses"].size() > kHeatExpertsMax)
+        return error_response(400, kShape);
+      const auto layer = JsonInput::to_uint(each["layer"], "layer", UINT32_MAX);
+      if (!layer) return error_response(layer.error());
+      std::vector<std::uint64_t> uses;
+      for (const json& n : each["uses"]) {
+        const auto count = JsonInput::to_uint(n, "uses", std::uint64_t{1} << 40);
+        if (!count) return error_response(count.error());
+        uses.push_back(*count);
+      }
+      layers.emplace_back(static_cast<std::uint32_t>(*layer), std::move(uses));
+    }
+  }
+  return hub.with_market([&](Market& market) {
+    if (market.find_model(*model) == nullptr) return error_response(404, std::format("there is no model '{}' here; see /api/models.", *model));
+    for (const auto& [layer, uses] : layers) market.report_heat(*model, layer, uses);
+    if (*saturation) market.report_saturation(*model, **saturation);
+    return json_response({{"ok", true}});
+  });
+}
+
+}  // namespace
+
+void add_backbone_routes(Router& router, Hub& hub) {
+  router.add({.method = "GET",
+              .pattern = "/api/expert-routes",
+              .summary = "Which worker serves which experts, where; with since=, waits for a change",
+              .scopes = {Scope::kBackbone},
+              .query = {{"model", "of this model only", false}, {"since", "the version of the last answer", false}},
+              .body_example = {},
+              .answer_example = R"({"version":"17","workers":[{"worker_id":"laptop","model":"qwen","url":"192.0.2.7:7000","fingerprint":"00",
+                "segments":[[0,0,16]],"speed":1200.5,"draining":false}]})",
+              .handler = [&hub](const Request& request) { return routes(hub, request); }});
+  router.add({.method = "POST",
+              .pattern = "/api/expert-heat",
+              .summary = "A backbone's report: uses of each expert since the last one, and how busy the workers were",
+              .scopes = {Scope::kBackbone},
+              .query = {},
+              .body_example = R"({"model":"qwen","saturation":0.25,"layers":[{"layer":0,"uses":[12,0,7]}]})",
+              .answer_example = R"({"ok":true})",
+              .handler = [&hub](const Request& request) { return heat(hub, request); }});
+}
+
+}  // namespace kvasir::hub

@@ -1,0 +1,94 @@
+// The hub as an object: store, market, models and the routes of the API over them. What
+// listens is a Server; this has no socket.
+//
+// Thread contract: handlers run on several threads; the market is behind one mutex, held for
+// microseconds. A thread of the hub's own reads bans, advances the market and tidies up.
+#pragma once
+
+#include <condition_variable>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <unordered_map>
+
+#include "hub/auth/tokens.h"
+#include "hub/core/market.h"
+#include "hub/core/nonces.h"
+#include "hub/http/router.h"
+#include "hub/models/catalogue.h"
+#include "hub/store/store.h"
+
+namespace kvasir::hub {
+
+struct HubOptions {
+  std::filesystem::path data_dir;
+  std::filesystem::path models_dir;
+  MarketOptions market;
+  std::string version;
+};
+
+class Hub {
+ public:
+  static Result<std::unique_ptr<Hub>> create(HubOptions options, std::unique_ptr<Store> store, std::function<void(const std::string&)> log);
+  ~Hub();
+
+  const Router& router() const { return router_; }
+  Authenticator& authenticator() { return authenticator_; }
+  Store& store() { return *store_; }
+
+  // For the handlers, which live in api_*.cc by subject.
+  const HubOptions& options() const { return options_; }
+  Catalogue& catalogue() { return *catalogue_; }
+  // Calls `work(Market&)` under the lock.
+  template <typename Work>
+  auto with_market(const Work& work) {
+    const std::lock_guard lock(market_mutex_);
+    return work(market_);
+  }
+  // Whether this worker id belongs to that token, or belongs to nobody yet and does now.
+  Result<bool> owns_worker(const std::string& worker_id, const std::string& token_id);
+  bool is_banned(const std::string& worker_id) const;
+  void read_bans();
+  void log_error(const Error& error) const { log_(error.message); }
+  std::mutex nonces_mutex;
+  Nonces nonces{std::chrono::seconds(60)};
+  // Just started, and nodes that were here a moment ago have not reported yet: volunteers
+  // would be sent to holes that are none.
+  bool is_waking(TimePoint now) const { return now < awake_at_; }
+
+ private:
+  Hub(HubOptions options, std::unique_ptr<Store> store, std::function<void(const std::string&)> log);
+  Status start();
+  void tidy();
+  void note_life();
+
+  HubOptions options_;
+  std::unique_ptr<Store> store_;
+  std::function<void(const std::string&)> log_;
+  Authenticator authenticator_;
+  Router router_;
+  std::mutex market_mutex_;
+  Market market_;
+  mutable std::mutex mutex_;  // of what follows
+  std::set<std::string, std::less<>> bans_;
+  std::unordered_map<std::string, std::string> owners_;  // worker id -> token id, as the store has them
+  std::condition_variable wake_;
+  bool stopping_ = false;
+  TimePoint awake_at_{};
+  std::unique_ptr<Catalogue> catalogue_;  // calls back into the market: gone before it
+  std::thread thread_;
+};
+
+// Each adds the routes of one subject.
+void add_model_routes(Router& router, Hub& hub);
+void add_market_routes(Router& router, Hub& hub);
+void add_backbone_routes(Router& router, Hub& hub);
+void add_auth_routes(Router& router, Hub& hub);
+void add_ledger_routes(Router& router, Hub& hub);
+void add_admin_routes(Router& router, Hub& hub);
+
+}  // namespace kvasir::hub

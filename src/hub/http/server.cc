@@ -1,0 +1,156 @@
+#include "hub/http/server.h"
+
+#include <optional>
+#include <thread>
+
+#include "hub/http/connection.h"
+
+namespace kvasir::hub {
+namespace {
+
+constexpr int kSocketThreads = 2;
+constexpr auto kWatchInterval = std::chrono::milliseconds(250);
+constexpr auto kAcceptPause = std::chrono::milliseconds(50);  // when descriptors run out
+
+bool is_loopback(const Tcp::endpoint& endpoint) { return endpoint.address().is_loopback(); }
+
+class HttpServer final : public Server {
+ public:
+  HttpServer(ServerOptions options, const Router& router, Authenticator& authenticator, std::function<void(const std::string&)> log)
+      : shared_(std::make_shared<Shared>(std::move(options), router, authenticator, std::move(log))), strand_(asio::make_strand(io_)), acceptor_(strand_) {}
+
+  ~HttpServer() override { stop(Nanos::zero()); }
+
+  Status open() {
+    const ServerOptions& options = shared_->options;
+    KVASIR_ASSIGN(net::Listener listener, net::listen_on(options.listen));
+    sockaddr_storage bound{};
+    socklen_t length = sizeof bound;
+    if (::getsockname(listener.fd.get(), reinterpret_cast<sockaddr*>(&bound), &length) != 0)
+      return fatal(std::format("cannot listen: {}.", errno_text(errno)));
+    boost::system::error_code error;
+    acceptor_.assign(bound.ss_family == AF_INET6 ? Tcp::v6() : Tcp::v4(), ::dup(listener.fd.get()), error);
+    if (error) return fatal(std::format("cannot listen: {}.", error.message()));
+    if (!options.certificate_file.empty()) {
+      KVASIR_TRY(load_certificate());
+    } else if (!is_loopback(acceptor_.local_endpoint())) {
+      return fix_input(std::format("plain HTTP is for loopback only, and {} is not; give --cert and --key, or listen on 127.0.0.1 behind a proxy.",
+                                   net::format_host_port(options.listen)));
+    }
+    return {};
+  }
+
+  void start() {
+    asio::co_spawn(strand_, accept(), asio::detached);
+    asio::co_spawn(io_, watch(), asio::detached);
+    for (int i = 0; i < kSocketThreads; ++i) threads_.emplace_back([this] { io_.run(); });
+  }
+
+  std::uint16_t port() const override { return acceptor_.local_endpoint().port(); }
+
+  ServerStats stats() const override {
+    return {shared_->connection_count(), shared_->downloads, shared_->requests, shared_->bytes_sent};
+  }
+
+  void stop(Nanos patience) override {
+    if (threads_.empty()) return;
+    shared_->draining = true;
+    asio::post(strand_, [this] {
+      boost::system::error_code ignored;
+      acceptor_.close(ignored);
+    });
+    const TimePoint give_up = monotonic_now() + patience;
+    while (shared_->connection_count() > 0) {
+      const bool late = monotonic_now() >= give_up;
+      shared_->watch(true, late);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      if (late && monotonic_now() >= give_up + kLastWait) break;
+    }
+    io_.stop();
+    threads_.clear();  // joins
+    shared_->handlers.join();
+    shared_->readers.join();
+  }
+
+ private:
+  static constexpr Nanos kLastWait = std::chrono::seconds(2);
+
+  Status load_certificate() {
+    const ServerOptions& options = shared_->options;
+    tls_.emplace(asio::ssl::context::tls_server);
+    boost::system::error_code error;
+    tls_->set_options(asio::ssl::context::default_workarounds | asio::ssl::context::no_tlsv1 | asio::ssl::context::no_tlsv1_1, error);
+    tls_->use_certificate_chain_file(options.certificate_file, error);
+    if (error) return fix_input(std::format("the certificate '{}' cannot be used: {}.", options.certificate_file, error.message()));
+    tls_->use_private_key_file(options.key_file, asio::ssl::context::pem, error);
+    if (error) return fix_input(std::format("the key '{}' cannot be used with that certificate: {}.", options.key_file, error.message()));
+    return {};
+  }
+
+  asio::awaitable<void> accept() {
+    while (acceptor_.is_open()) {
+      Tcp::socket socket(asio::make_strand(io_));
+      Tcp::endpoint peer;
+      const auto [error] = co_await acceptor_.async_accept(socket, peer, kQuiet);
+      if (error) {
+        if (!acceptor_.is_open()) co_return;
+        asio::steady_timer pause(io_, kAcceptPause);
+        co_await pause.async_wait(kQuiet);
+        continue;
+      }
+      boost::system::error_code ignored;
+      socket.set_option(Tcp::no_delay(true), ignored);
+      socket.native_non_blocking(true, ignored);
+      const std::string address = peer.address().to_string();
+      if (tls_) {
+        launch(std::make_shared<Connection<asio::ssl::stream<Tcp::socket>>>(asio::ssl::stream<Tcp::socket>(std::move(socket), *tls_), shared_), address);
+      } else {
+        launch(std::make_shared<Connection<Tcp::socket>>(std::move(socket), shared_), address);
+      }
+    }
+  }
+
+  template <typename C>
+  void launch(std::shared_ptr<C> connection, std::string address) {
+    connection->address = std::move(address);
+    const bool welcome = shared_->enter(connection);
+    const auto on_end = [connection, shared = shared_](const std::exception_ptr& thrown) {
+      shared->leave(*connection);
+      if (!thrown) return;
+      try {
+        std::rethrow_exception(thrown);
+      } catch (const std::exception& error) {
+        shared->log(std::format("a connection ended by an error: {}", error.what()));
+      }
+    };
+    asio::co_spawn(connection->executor(), welcome ? connection->run() : connection->refuse(), on_end);
+  }
+
+  asio::awaitable<void> watch() {
+    asio::steady_timer timer(io_);
+    while (true) {
+      timer.expires_after(kWatchInterval);
+      if (const auto [error] = co_await timer.async_wait(kQuiet); error) co_return;
+      shared_->watch(false, false);
+    }
+  }
+
+  std::shared_ptr<Shared> shared_;
+  asio::io_context io_;
+  std::optional<asio::ssl::context> tls_;
+  asio::strand<asio::io_context::executor_type> strand_;  // the acceptor's
+  Tcp::acceptor acceptor_;
+  std::vector<std::jthread> threads_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Server>> Server::start(ServerOptions options, const Router& router, Authenticator& authenticator,
+                                              std::function<void(const std::string&)> log) {
+  auto server = std::make_unique<HttpServer>(std::move(options), router, authenticator, std::move(log));
+  KVASIR_TRY(server->open());
+  server->start();
+  return server;
+}
+
+}  // namespace kvasir::hub
