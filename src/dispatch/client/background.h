@@ -41,6 +41,7 @@ class Background {
     std::string last_refusal;   // logged once
     bool unreachable_said = false;
     bool nothing_held_said = false;
+    bool in_the_clear_said = false;
     std::vector<LayerKey> held;  // of the last HOLDINGS
   };
   // A driver's link to one worker, as far as this thread is concerned.

@@ -70,6 +70,11 @@ void Background::finish_attempt(WorkerIndex w, Handshake::State state, TimePoint
     shared_.fleet.on_connected(w, attempt->round_trip());
   }
   take_holdings(w, attempt->take_holdings());
+  if (!control.peer.fingerprint && !is_loopback(control.peer.where.host) && !control.in_the_clear_said) {
+    control.in_the_clear_said = true;
+    shared_.log("worker " + control.peer.name +
+                " is used without encryption; paste the whole link that it prints (host:port#fingerprint) to have it.");
+  }
   if (control.was_up) add(shared_.stats.reconnects, 1);
   if (control.was_up || control.unreachable_said) shared_.log("worker " + control.peer.name + " is back.");
   control.was_up = true;

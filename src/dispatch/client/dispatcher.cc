@@ -1,5 +1,6 @@
 #include "dispatch/dispatcher.h"
 
+#include <algorithm>
 #include <random>
 
 #include "dispatch/client/background.h"
@@ -87,6 +88,14 @@ Result<std::unique_ptr<Dispatcher>> Dispatcher::create(Options options) {
   if (options.numerics != wire::Numerics::kFast &&
       (options.row_type != wire::RowType::kF32 || options.result_type != wire::RowType::kF32))
     return fix_input("rows other than f32 change results; choose KVASIR_NUMERICS=fast with KVASIR_WIRE.");
+  // A worker named twice is still one: as its own replica it would be hedged against itself.
+  std::vector<WorkerAddress> distinct;
+  for (WorkerAddress& worker : options.workers) {
+    const bool known = std::ranges::any_of(
+        distinct, [&](const WorkerAddress& other) { return other.host == worker.host && other.port == worker.port; });
+    if (!known) distinct.push_back(std::move(worker));
+  }
+  options.workers = std::move(distinct);
   Tuning tuning;
   tuning.no_replica_wait = options.no_replica_wait;
   tuning.hedge_floor = options.hedge_floor;

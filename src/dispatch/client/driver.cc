@@ -138,6 +138,7 @@ Status Driver::drive(const Round& round, const LocalCompute& local) {
                               .n_expert = recipe.n_expert,
                               .n_rows = round.n_rows,
                               .n_embd = recipe.n_embd,
+                              .row_type = options.row_type,
                               .result_type = options.result_type,
                               .request_rows_max = exec_rows_max(*row_size),
                               .request_pairs_max = exec_pairs_max(*result_size),
@@ -284,7 +285,7 @@ void Driver::finish_stats(const Round& round, Nanos took) {
   add(stats.round_ns_sum, static_cast<std::uint64_t>(took.count()));
   told_ = now;
   // Every Layer handed out is the base of a LayerEntry (register_layer).
-  LayerEntry& entry = const_cast<LayerEntry&>(static_cast<const LayerEntry&>(*round.layer));
+  const LayerEntry& entry = static_cast<const LayerEntry&>(*round.layer);
   const auto ns = static_cast<std::uint64_t>(std::max<std::int64_t>(took.count(), 1));
   add(entry.rounds[std::min<std::size_t>(std::bit_width(ns) - 1u, entry.rounds.size() - 1)], 1);
 }

@@ -133,22 +133,27 @@ bool FakeWorker::answer(Connection& c, std::uint64_t id, const wire::ExecView& e
   if (take(faults.busy))
     return send(c, wire::encode_frame(wire::FrameType::kError, id, wire::ErrorMessage{wire::ErrorCode::kBusy, "the queue is full."}, checksum));
   const std::uint32_t n = exec.head.n_pairs;
-  std::vector<float> rows(std::size_t{n} * n_embd_);
+  std::vector<float> rows(std::size_t{n} * n_embd_), in(n_embd_);
+  const std::size_t row_in = *wire::row_bytes(exec.head.row_type, n_embd_);
+  const std::size_t row_out = *wire::row_bytes(exec.head.result_type, n_embd_);
   for (std::uint32_t i = 0; i < n; ++i) {
     const wire::Pair pair = exec.pair(i);
-    for (std::uint32_t j = 0; j < n_embd_; ++j)
-      rows[std::size_t{i} * n_embd_ + j] =
-          fake_expert(load_le<float>(exec.rows.data() + (std::size_t{pair.row} * n_embd_ + j) * sizeof(float)), pair.expert);
+    wire::decode_row(exec.head.row_type, exec.rows.subspan(pair.row * row_in, row_in), in);
+    for (std::uint32_t j = 0; j < n_embd_; ++j) rows[std::size_t{i} * n_embd_ + j] = fake_expert(in[j], pair.expert);
   }
   if (take(faults.nan)) rows[rows.size() / 2] = std::numeric_limits<float>::quiet_NaN();
+  Bytes encoded(n * row_out);
+  for (std::uint32_t i = 0; i < n; ++i)
+    wire::encode_row(exec.head.result_type, std::span(rows).subspan(std::size_t{i} * n_embd_, n_embd_),
+                     std::span(encoded).subspan(i * row_out, row_out));
   const std::uint32_t per_frame = faults.rows_per_frame > 0 ? faults.rows_per_frame.load() : n;
   const int copies = take(faults.twice) ? 2 : 1;
   const std::uint32_t extra = take(faults.wrong_count) ? 1 : 0;
   for (int copy = 0; copy < copies; ++copy) {
     for (std::uint32_t first = 0; first < n; first += per_frame) {
       const std::uint32_t count = std::min(per_frame, n - first);
-      const ByteSpan bytes = std::as_bytes(std::span(rows).subspan(std::size_t{first} * n_embd_, std::size_t{count} * n_embd_));
-      const wire::ResultHead head{.n_embd = n_embd_, .first_row = first, .n_rows = count, .total_rows = n + extra, .compute_us = 1};
+      const ByteSpan bytes = ByteSpan(encoded).subspan(first * row_out, count * row_out);
+      const wire::ResultHead head{.row_type = exec.head.result_type, .n_embd = n_embd_, .first_row = first, .n_rows = count, .total_rows = n + extra, .compute_us = 1};
       Bytes frame = wire::encode_result_prefix(id, head, bytes, first + count < n, checksum);
       frame.insert(frame.end(), bytes.begin(), bytes.end());
       if (take(faults.bad_checksum)) frame.back() ^= std::byte{1};

@@ -13,6 +13,10 @@ bool protocol_was_broken(Link& link) {
   return after && after->state != net::IoState::kEnd;
 }
 
+bool is_loopback(const std::string& host) {
+  return host.starts_with("127.") || host == "::1" || host == "localhost";
+}
+
 namespace {
 
 // Which part of the numerics ids differs, in words; empty if none does.
@@ -23,10 +27,6 @@ std::string numerics_difference(const wire::NumericsId& ours, const wire::Numeri
     return "it computes with the CPU variant " + theirs.cpu_variant + ", this backbone with " + ours.cpu_variant;
   if (ours.probe != theirs.probe) return "its answer to the fixed probe differs from this backbone's";
   return {};
-}
-
-bool is_loopback(const std::string& host) {
-  return host.starts_with("127.") || host == "::1" || host == "localhost";
 }
 
 // A node token leaves this process only encrypted or on this machine.

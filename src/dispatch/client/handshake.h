@@ -25,6 +25,9 @@ struct Peer {
   std::optional<net::Fingerprint> fingerprint;
 };
 
+// On this machine, where bytes in the clear meet nobody else.
+bool is_loopback(const std::string& host);
+
 class Handshake {
  public:
   enum class State {

@@ -52,7 +52,6 @@ class Port {
 
   void post(Mail mail);
   std::vector<Mail> collect();  // driver
-  void wake() const { bell_.ring(); }
   bool has_mail() const { return has_mail_.load(std::memory_order_acquire); }
   int fd() const { return bell_.fd(); }
 
@@ -78,7 +77,7 @@ inline void add(std::atomic<std::uint64_t>& counter, std::uint64_t n) {
 
 struct LayerEntry : Layer {
   LayerKey key() const { return {layer_id, recipe.group}; }
-  std::array<std::atomic<std::uint64_t>, 40> rounds{};
+  mutable std::array<std::atomic<std::uint64_t>, 40> rounds{};  // see LayerTimes; a count is no part of the layer
 };
 
 struct Shared {

@@ -110,9 +110,13 @@ void RoundEngine::pair_answered(std::uint32_t pair, WorkerIndex w) {
   --remaining_;
   --groups_[pair_group_[pair]].missing;
   ++counters_.pairs_remote;
-  // Another worker gave a finite row where the first did not: the first was wrong.
   for (const Doubt& doubt : doubts_)
-    if (doubt.pair == pair && doubt.worker != w) blame(doubt.worker);
+    if (doubt.pair == pair && doubt.worker != w) was_wrong(doubt.worker);
+}
+
+void RoundEngine::was_wrong(WorkerIndex w) {
+  // In a narrower type than f32 an honest row may overflow on the way.
+  if (input_.row_type == wire::RowType::kF32 && input_.result_type == wire::RowType::kF32) blame(w);
 }
 
 void RoundEngine::pair_not_finite(std::uint32_t pair, WorkerIndex w) {

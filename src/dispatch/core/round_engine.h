@@ -28,6 +28,7 @@ struct RoundInput {
   std::uint32_t n_expert = 0;
   std::uint32_t n_rows = 0;
   std::uint32_t n_embd = 0;
+  wire::RowType row_type = wire::RowType::kF32;
   wire::RowType result_type = wire::RowType::kF32;
   // What fits one EXEC and its answer: see exec_rows_max() and exec_pairs_max().
   std::uint32_t request_rows_max = 0;
@@ -132,7 +133,7 @@ class RoundEngine {
   template <typename IsFinite>
   void local_done(IsFinite&& is_finite) {
     for (const Doubt& doubt : doubts_)
-      if (in_local_[doubt.pair] && is_finite(doubt.pair)) blame(doubt.worker);
+      if (in_local_[doubt.pair] && is_finite(doubt.pair)) was_wrong(doubt.worker);
     finish_local();
   }
 
@@ -190,6 +191,7 @@ class RoundEngine {
   void result_taken(Request& request, const wire::ResultHead& head, TimePoint now);
   void pair_answered(std::uint32_t pair, WorkerIndex w);
   void pair_not_finite(std::uint32_t pair, WorkerIndex w);
+  void was_wrong(WorkerIndex w);  // another answer is finite where its was not
   void blame(WorkerIndex w);
   void finish_local();
 
