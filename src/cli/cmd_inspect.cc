@@ -74,8 +74,10 @@ std::vector<Row> make_rows(const MoeModel& model) {
 
 void print_table(const MoeModel& model) {
   const std::uint64_t file_bytes = model.files().total_bytes();
-  std::printf("%s: %s '%s' (%s), %zu tensors, %s", model.file_name().c_str(), std::string(to_string(model.kind())).c_str(),
-              model.model_name().c_str(), model.architecture().c_str(), model.files().tensors().size(), format_bytes(file_bytes).c_str());
+  const std::string head = std::format("{}: {} '{}' ({}), {} tensors, {}", model.file_name(), to_string(model.kind()),
+                                 model.model_name(), model.architecture(), model.files().tensors().size(),
+                                 format_bytes(file_bytes));
+  std::printf("%s", head.c_str());
   if (model.files().files().size() > 1) std::printf(" in %zu parts", model.files().files().size());
   std::printf("\n%u layers, n_embd %u", model.n_layer(), model.n_embd());
   if (model.layers().empty()) {
@@ -84,12 +86,15 @@ void print_table(const MoeModel& model) {
   }
   std::printf(", %u experts", model.n_expert());
   if (model.n_expert_used() > 0) std::printf(", top-%u", model.n_expert_used());
-  std::printf("\n\n%-10s %-7s %7s  %-20s %12s %10s  %s\n", "layers", "group", "experts", "held", "bytes/expert", "here", "types");
+  std::printf("\n\n%-10s %-7s %7s  %-20s %12s %10s  %s\n", "layers", "group", "experts", "held", "bytes/expert",
+              "here", "types");
   std::uint64_t expert_bytes = 0;
   for (const Row& row : make_rows(model)) {
-    const std::string layers = row.end - row.begin == 1 ? std::to_string(row.begin) : std::format("{}:{}", row.begin, row.end);
-    std::printf("%-10s %-7s %7s  %-20s %12s %10s  %s\n", layers.c_str(), row.group.c_str(), row.n_expert.c_str(), row.held.c_str(),
-                row.expert_bytes.c_str(), model.kind() == gguf::FileKind::kBackbone ? "-" : format_bytes(row.bytes).c_str(), row.types.c_str());
+    const bool is_one = row.end - row.begin == 1;
+    const std::string layers = is_one ? std::to_string(row.begin) : std::format("{}:{}", row.begin, row.end);
+    const std::string here = model.kind() == gguf::FileKind::kBackbone ? "-" : format_bytes(row.bytes);
+    std::printf("%-10s %-7s %7s  %-20s %12s %10s  %s\n", layers.c_str(), row.group.c_str(), row.n_expert.c_str(),
+                row.held.c_str(), row.expert_bytes.c_str(), here.c_str(), row.types.c_str());
     expert_bytes += row.bytes;
   }
   if (model.kind() != gguf::FileKind::kBackbone)
@@ -99,10 +104,18 @@ void print_table(const MoeModel& model) {
 
 Result<nlohmann::json> to_json(const MoeModel& model) {
   using nlohmann::json;
-  json root = {{"file", model.file_name()},     {"kind", to_string(model.kind())},     {"architecture", model.architecture()},
-               {"name", model.model_name()},    {"n_layer", model.n_layer()},          {"n_expert", model.n_expert()},
-               {"n_expert_used", model.n_expert_used()}, {"n_embd", model.n_embd()},   {"n_parts", model.files().files().size()},
-               {"n_tensors", model.files().tensors().size()}, {"bytes", model.files().total_bytes()}, {"layers", json::array()}};
+  json root = {{"file", model.file_name()},
+               {"kind", to_string(model.kind())},
+               {"architecture", model.architecture()},
+               {"name", model.model_name()},
+               {"n_layer", model.n_layer()},
+               {"n_expert", model.n_expert()},
+               {"n_expert_used", model.n_expert_used()},
+               {"n_embd", model.n_embd()},
+               {"n_parts", model.files().files().size()},
+               {"n_tensors", model.files().tensors().size()},
+               {"bytes", model.files().total_bytes()},
+               {"layers", json::array()}};
   std::uint64_t expert_bytes = 0;
   for (const LayerExperts& layer : model.layers()) {
     KVASIR_ASSIGN(const gguf::LayerId id, model.layer_id(layer));

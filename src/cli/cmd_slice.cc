@@ -52,7 +52,8 @@ Status cut(const gguf::MoeModel& model, const Options& options) {
   }
   std::uint64_t n_experts = 0;
   for (const auto& [layer, set] : plan.layers) n_experts += set.size();
-  std::printf("%s: %llu experts in %zu layers, %s\n", options.output.c_str(), static_cast<unsigned long long>(n_experts),
+  std::printf("%s: %llu experts in %zu layers, %s\n", options.output.c_str(),
+              static_cast<unsigned long long>(n_experts),
               plan.layers.size(), format_bytes(layout.total_bytes()).c_str());
   return {};
 }
@@ -73,7 +74,8 @@ Status verify(const gguf::MoeModel& model, const std::string& path) {
     ProgressBar bar("verify");
     KVASIR_ASSIGN(verified, gguf::verify(made, model, [&](auto done, auto total) { bar.update(done, total); }));
   }
-  std::printf("%s: identical to %s (%llu tensors, %llu slabs, %llu bytes compared)\n", path.c_str(), model.file_name().c_str(),
+  std::printf("%s: identical to %s (%llu tensors, %llu slabs, %llu bytes compared)\n", path.c_str(),
+              model.file_name().c_str(),
               static_cast<unsigned long long>(verified.n_tensors), static_cast<unsigned long long>(verified.n_slabs),
               static_cast<unsigned long long>(verified.n_bytes));
   return {};
@@ -93,12 +95,16 @@ void add_slice(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("slice", "Cut experts out of a model into a small GGUF that a worker serves");
   command->add_option("model", options->model, "GGUF file; any part of a split set; http(s) URL")->required();
-  auto* layers = command->add_option("-l,--layers", options->layers, "layers to keep, e.g. 0:2 or 3,7,9:12 (default: all with experts)");
-  auto* experts = command->add_option("-e,--experts", options->experts, "experts to keep of each, e.g. 0:16 (default: all)");
-  auto* plan = command->add_option("--plan", options->plan_path, R"(JSON file with a set a layer: {"layers": {"0": [[0,16]]}})");
+  auto* layers = command->add_option("-l,--layers", options->layers,
+                                     "layers to keep, e.g. 0:2 or 3,7,9:12 (default: all with experts)");
+  auto* experts = command->add_option("-e,--experts", options->experts,
+                                      "experts to keep of each, e.g. 0:16 (default: all)");
+  auto* plan = command->add_option("--plan", options->plan_path,
+                                   R"(JSON file with a set a layer: {"layers": {"0": [[0,16]]}})");
   auto* output = command->add_option("-o,--output", options->output, "file to write; appears when it is complete");
   auto* backbone = command->add_flag("--backbone", options->backbone, "write everything but the experts instead");
-  auto* verify = command->add_option("--verify", options->verify_path, "compare SLICE (or a backbone file) with MODEL, byte by byte");
+  auto* verify = command->add_option("--verify", options->verify_path,
+                                     "compare SLICE (or a backbone file) with MODEL, byte by byte");
   plan->excludes(layers)->excludes(experts);
   backbone->excludes(layers)->excludes(experts)->excludes(plan);
   verify->excludes(layers)->excludes(experts)->excludes(plan)->excludes(backbone)->excludes(output);

@@ -27,7 +27,8 @@ void add_synth(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<Options>();
   gguf::SynthOptions& synth = options->synth;
   CLI::App* command = app.add_subcommand("synth", "Write a model with random weights, for tests and benchmarks");
-  command->add_option("--arch", synth.architecture, "qwen3moe, or qwen2moe (with a shared expert)")->capture_default_str();
+  command->add_option("--arch", synth.architecture, "qwen3moe, or qwen2moe (with a shared expert)")
+      ->capture_default_str();
   command->add_option("--layers", synth.n_layer, "layers")->capture_default_str();
   command->add_option("--experts", synth.n_expert, "experts in each layer")->capture_default_str();
   command->add_option("--top-k", synth.n_expert_used, "experts used for a token")->capture_default_str();
@@ -36,11 +37,14 @@ void add_synth(CLI::App& app, int& exit_code) {
   command->add_option("--shared-ff", synth.n_ff_shared, "inner width of the shared expert (qwen2moe; default: --n-ff)");
   command->add_option("--vocab", synth.n_vocab, "tokens (default: as many as the tokenizer needs)");
   command->add_option("--context", synth.n_context, "context length")->capture_default_str();
-  command->add_option("--types", options->types, "tensor types (default: gate=Q4_K,up=Q4_K,down=Q6_K,dense=Q8_0; experts=T sets three)");
+  command->add_option("--types", options->types,
+                      "tensor types (default: gate=Q4_K,up=Q4_K,down=Q6_K,dense=Q8_0; experts=T sets three)");
   command->add_option("--seed", synth.seed, "the same seed gives the same file")->capture_default_str();
   command->add_flag("--sparse", synth.sparse, "leave the experts as holes: all zero, no disk space");
   command->add_option("-o,--output", options->output, "file to write")->required();
-  command->callback([options, &exit_code] { exit_code = report(run(options->synth, options->types, options->output)); });
+  command->callback([options, &exit_code] {
+    exit_code = report(run(options->synth, options->types, options->output));
+  });
 }
 
 }  // namespace kvasir::cli

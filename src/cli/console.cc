@@ -35,7 +35,10 @@ std::string format_bytes(std::uint64_t bytes) {
 }
 
 ProgressBar::ProgressBar(std::string what)
-    : what_(std::move(what)), shown_(::isatty(STDERR_FILENO) == 1), start_(std::chrono::steady_clock::now()), next_(start_ + kRedrawInterval) {}
+    : what_(std::move(what)),
+      shown_(::isatty(STDERR_FILENO) == 1),
+      start_(std::chrono::steady_clock::now()),
+      next_(start_ + kRedrawInterval) {}
 
 ProgressBar::~ProgressBar() {
   if (shown_) std::fputs("\r\033[K", stderr);

@@ -44,7 +44,8 @@ class SliceCommand : public testing::Test {
   std::string path(const std::string& name) const { return dir_ + "/" + name; }
   // `arguments` go through the shell; `prefix` runs before, in the same shell.
   Ran run(const std::string& arguments, const std::string& prefix = "") const {
-    const std::string command = std::format("{} '{}/bin/kvasir' {} >'{}' 2>'{}'", prefix, environment("KVASIR_BUILD_DIR"), arguments,
+    const std::string command = std::format("{} '{}/bin/kvasir' {} >'{}' 2>'{}'", prefix,
+                                            environment("KVASIR_BUILD_DIR"), arguments,
                                             path("stdout"), path("stderr"));
     const int status = std::system(command.c_str());
     Ran ran{WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_text(path("stdout")), read_text(path("stderr"))};
@@ -61,7 +62,8 @@ class SliceCommand : public testing::Test {
     EXPECT_THAT(ran.err, HasSubstr(expected)) << arguments;
     EXPECT_EQ(std::ranges::count(ran.err, '\n'), 1) << ran.err;
     EXPECT_TRUE(ran.err.ends_with(".\n")) << ran.err;
-    for (const auto& entry : std::filesystem::directory_iterator(dir_)) EXPECT_FALSE(entry.path().string().contains("out.gguf")) << entry.path();
+    for (const auto& entry : std::filesystem::directory_iterator(dir_))
+      EXPECT_FALSE(entry.path().string().contains("out.gguf")) << entry.path();
   }
 
   std::string dir_;
@@ -128,7 +130,9 @@ TEST_F(SliceCommand, RefusesBadInputInOneSentence) {
 TEST_F(SliceCommand, ADenseModelIsRefused) {
   // The smallest there is: an architecture and one dense tensor.
   std::string bytes("GGUF\3\0\0\0\1\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0", 24);
-  const auto text = [&](std::string_view s) { bytes += std::string(1, static_cast<char>(s.size())) + std::string(7, '\0') + std::string(s); };
+  const auto text = [&](std::string_view s) {
+    bytes += std::string(1, static_cast<char>(s.size())) + std::string(7, '\0') + std::string(s);
+  };
   text("general.architecture");
   bytes += std::string("\10\0\0\0", 4);
   text("llama");
@@ -137,7 +141,8 @@ TEST_F(SliceCommand, ADenseModelIsRefused) {
   bytes.resize((bytes.size() + 31) / 32 * 32 + 32);
   std::ofstream(path("dense.gguf"), std::ios::binary) << bytes;
   for (const char* flags : {"", "--backbone ", "--layers 0 "})
-    expect_refusal(std::format("slice '{}' {}-o '{}'", path("dense.gguf"), flags, path("out.gguf")), "is a dense model (llama)");
+    expect_refusal(std::format("slice '{}' {}-o '{}'", path("dense.gguf"), flags, path("out.gguf")),
+                   "is a dense model (llama)");
   const Ran ran = run(std::format("inspect '{}'", path("dense.gguf")));
   EXPECT_EQ(ran.status, 0) << ran.err;
   EXPECT_THAT(ran.out, HasSubstr("dense: no routed experts"));
@@ -146,7 +151,8 @@ TEST_F(SliceCommand, ADenseModelIsRefused) {
 TEST_F(SliceCommand, AFullDiskIsOneSentenceAndLeavesNothing) {
   // As the shell's limit on file sizes shows it, in units of 1 KiB: the path of ENOSPC.
   const std::string out = std::format("-o '{}'", path("out.gguf"));
-  for (const std::string& command : {std::format("slice {} {}", model_, out), std::format("slice --backbone {} {}", model_, out),
+  for (const std::string& command : {std::format("slice {} {}", model_, out),
+                                     std::format("slice --backbone {} {}", model_, out),
                                      std::format("synth --experts 64 {}", out)})
     expect_refusal(command, "File too large; free some space", "ulimit -f 1000;");
 }

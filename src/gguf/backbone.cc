@@ -59,7 +59,8 @@ Result<Plan> make_plan(const MoeModel& model) {
     }
     const auto type = placeholder_type(tensor->ne);
     if (!type)
-      return fix_input(std::format("'{}' is too small to be left out of a backbone file; use the whole model.", tensor->name));
+      return fix_input(std::format("'{}' is too small to be left out of a backbone file; use the whole model.",
+                                   tensor->name));
     const std::uint64_t offset = plan.header.add_tensor(tensor->name, *type, tensor->ne);
     plan.stamps.push_back({offset, {tensor->type, id->second, tensor->nbytes}});
     names.push_back(tensor->name);
@@ -75,7 +76,8 @@ Result<Plan> make_plan(const MoeModel& model) {
 Status write_backbone(const MoeModel& model, const std::string& path, const Progress& progress) {
   KVASIR_TRY(model.require_expert_data());
   if (model.kind() != FileKind::kModel)
-    return fix_input(std::format("'{}' is a {}, which has no dense weights; give the whole model.", model.file_name(), to_string(model.kind())));
+    return fix_input(std::format("'{}' is a {}, which has no dense weights; give the whole model.", model.file_name(),
+                                 to_string(model.kind())));
   KVASIR_TRY(check_not_input(model.files(), path));
   KVASIR_ASSIGN(Plan plan, make_plan(model));
   KVASIR_ASSIGN(OutputFile out, OutputFile::create(path));
@@ -83,7 +85,8 @@ Status write_backbone(const MoeModel& model, const std::string& path, const Prog
   const Bytes header = plan.header.header();
   KVASIR_TRY(out.set_size(header.size() + plan.header.data_bytes()));
   KVASIR_TRY(out.write_at(0, header));
-  for (const Stamp& stamp : plan.stamps) KVASIR_TRY(out.write_at(header.size() + stamp.offset, encode_placeholder(stamp.placeholder)));
+  for (const Stamp& stamp : plan.stamps)
+    KVASIR_TRY(out.write_at(header.size() + stamp.offset, encode_placeholder(stamp.placeholder)));
   for (CopyRun& run : plan.runs) run.offset += header.size();
   KVASIR_TRY(copy_runs(model.files(), plan.runs, out, progress));
   return out.commit();

@@ -60,7 +60,8 @@ TEST(Backbone, HoldsEverythingButTheExperts) {
       EXPECT_EQ(mine->tensors[i].bytes_per_expert, layer.tensors[i].bytes_per_expert);
       std::array<std::byte, kPlaceholderBytes> block;
       ASSERT_TRUE(backbone->files().metadata().source().read_at(mine->tensors[i].offset, block));
-      EXPECT_EQ(decode_placeholder(block), (Placeholder{layer.tensors[i].type, *model->layer_id(layer), layer.tensors[i].nbytes}));
+      EXPECT_EQ(decode_placeholder(block), (Placeholder{layer.tensors[i].type, *model->layer_id(layer),
+                                                        layer.tensors[i].nbytes}));
     }
   }
   // The vocabulary is there, and the experts take no space.
@@ -74,7 +75,8 @@ TEST(Backbone, HoldsEverythingButTheExperts) {
   ASSERT_TRUE(context);
   gguf_free(context);
 
-  for (const std::string& message : {message_of(SlicePlan::from_ranges(*backbone, ":", ":")), message_of(write_backbone(*backbone, dir / "c.gguf"))}) {
+  for (const std::string& message : {message_of(SlicePlan::from_ranges(*backbone, ":", ":")),
+                                     message_of(write_backbone(*backbone, dir / "c.gguf"))}) {
     EXPECT_THAT(message, testing::HasSubstr("is a backbone file"));
     expect_one_sentence(message);
   }
@@ -94,7 +96,8 @@ TEST(Backbone, KeepsSideTensorsAndFindsDamage) {
     return message_of(verify(open_memory("b.gguf", bad), model));
   };
   EXPECT_THAT(with_flip("blk.0.ffn_up_exps.bias", 5), testing::HasSubstr("byte 5 of 'blk.0.ffn_up_exps.bias' differs"));
-  EXPECT_THAT(with_flip("blk.1.ffn_down_exps.weight", 20), testing::HasSubstr("placeholder of 'blk.1.ffn_down_exps.weight'"));
+  EXPECT_THAT(with_flip("blk.1.ffn_down_exps.weight", 20),
+              testing::HasSubstr("placeholder of 'blk.1.ffn_down_exps.weight'"));
 }
 
 }  // namespace

@@ -12,7 +12,8 @@ namespace {
 
 Status check_range(const ByteSource& source, std::uint64_t offset, std::size_t size) {
   if (offset > source.size() || size > source.size() - offset)
-    return fix_input(std::format("'{}' ends at byte {} but bytes {}:{} are needed; the file is cut short, fetch it again.",
+    return fix_input(std::format("'{}' ends at byte {} but bytes {}:{} are needed; the file is cut short, fetch "
+                                 "it again.",
                                  source.name(), source.size(), offset, offset + size));
   return {};
 }

@@ -20,8 +20,8 @@ std::uint64_t total_bytes(std::span<const CopyRun> runs) {
   return total;
 }
 
-Status copy_runs(const ModelFiles& files, std::span<const CopyRun> runs, const OutputFile& out, const Progress& progress,
-                 const std::function<void(std::uint64_t offset)>& written) {
+Status copy_runs(const ModelFiles& files, std::span<const CopyRun> runs, const OutputFile& out,
+                 const Progress& progress, const std::function<void(std::uint64_t offset)>& written) {
   const std::uint64_t total = total_bytes(runs);
   std::uint64_t done = 0;
   for (const CopyRun& run : runs) {

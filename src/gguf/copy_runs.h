@@ -26,8 +26,8 @@ using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
 // Copies in the order of `runs`, in steps of at most 4 MiB; `written` (if any) hears, after
 // each step, up to which offset of the output everything is there.
-Status copy_runs(const ModelFiles& files, std::span<const CopyRun> runs, const OutputFile& out, const Progress& progress,
-                 const std::function<void(std::uint64_t offset)>& written = {});
+Status copy_runs(const ModelFiles& files, std::span<const CopyRun> runs, const OutputFile& out,
+                 const Progress& progress, const std::function<void(std::uint64_t offset)>& written = {});
 
 // Refuses an output path that is one of the model's own files.
 Status check_not_input(const ModelFiles& files, const std::string& path);

@@ -52,7 +52,8 @@ std::optional<ExpertTensorName> parse_expert_tensor(std::string_view name) {
 }
 
 std::string format_expert_tensor(const ExpertTensorName& name) {
-  return std::format("blk.{}.ffn_{}_{}.{}", name.layer, to_string(name.role), to_string(name.group), to_string(name.part));
+  return std::format("blk.{}.ffn_{}_{}.{}", name.layer, to_string(name.role), to_string(name.group),
+                     to_string(name.part));
 }
 
 std::string_view to_string(ExpertGroup group) { return kGroups[static_cast<std::size_t>(group)]; }

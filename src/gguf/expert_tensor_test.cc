@@ -19,9 +19,11 @@ TEST(ExpertTensor, EveryNameRoundTrips) {
 
 TEST(ExpertTensor, LeavesOtherNamesAlone) {
   for (const char* name :
-       {"", "blk.", "blk.0", "blk.0.", "blk.0.attn_v_exps.weight", "blk.0.ffn_norm_exps.weight", "blk.0.ffn_gate_inp.weight",
+       {"", "blk.", "blk.0", "blk.0.", "blk.0.attn_v_exps.weight", "blk.0.ffn_norm_exps.weight",
+        "blk.0.ffn_gate_inp.weight",
         "blk.0.ffn_gate_shexp.weight", "blk.0.ffn_gate_exps", "blk.0.ffn_gate_exps.", "blk.0.ffn_gate_exps.weights",
-        "blk.0.ffn_gate_exps.weight ", "blk.00.ffn_gate_exps.weight", "blk.-1.ffn_gate_exps.weight", "blk.+1.ffn_gate_exps.weight",
+        "blk.0.ffn_gate_exps.weight ", "blk.00.ffn_gate_exps.weight", "blk.-1.ffn_gate_exps.weight",
+            "blk.+1.ffn_gate_exps.weight",
         "blk.16384.ffn_gate_exps.weight", "blk.99999999999.ffn_gate_exps.weight", "xblk.0.ffn_gate_exps.weight",
         "blk.0.ffn_exps.weight", "blk.0.ffn__exps.weight", "blk.0.ffn_gate.weight", "blk.0.ffn_gate_exps.lora.weight",
         "v.blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.bias2"})

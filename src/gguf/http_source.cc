@@ -71,7 +71,8 @@ struct Answer {
     const std::string_view line(data, size);
     const auto value_of = [&](std::string_view name) -> std::optional<std::string_view> {
       const auto same = [](char a, char b) { return (a | 0x20) == (b | 0x20); };
-      if (line.size() <= name.size() || line[name.size()] != ':' || !std::ranges::equal(line.substr(0, name.size()), name, same)) return {};
+      if (line.size() <= name.size() || line[name.size()] != ':') return {};
+      if (!std::ranges::equal(line.substr(0, name.size()), name, same)) return {};
       std::string_view value = line.substr(name.size() + 1);
       value.remove_prefix(std::min(value.find_first_not_of(' '), value.size()));
       return value.substr(0, value.find_last_not_of(" \r\n") + 1);
@@ -90,7 +91,8 @@ struct Answer {
     long status = 0;
     curl_easy_getinfo(answer.handle, CURLINFO_RESPONSE_CODE, &status);
     if (status >= 300 && status != kPartialContent) return size;  // an error page; the status tells
-    if (status != kPartialContent || !answer.range || answer.range->begin != answer.begin || size > answer.out.size() - answer.received) {
+    if (status != kPartialContent || !answer.range || answer.range->begin != answer.begin ||
+        size > answer.out.size() - answer.received) {
       answer.is_wrong_range = true;
       return 0;  // do not let a server without ranges send the whole model
     }
@@ -119,8 +121,8 @@ class HttpSource final : public ByteSource {
 
   Status read_at(std::uint64_t offset, std::span<std::byte> out) const override {
     if (offset > size() || out.size() > size() - offset)
-      return fix_input(std::format("'{}' ends at byte {} but bytes {}:{} are needed; the file is cut short.", name_, size(), offset,
-                                   offset + out.size()));
+      return fix_input(std::format("'{}' ends at byte {} but bytes {}:{} are needed; the file is cut short.", name_,
+                                   size(), offset, offset + out.size()));
     if (out.empty()) return {};
     std::optional<Identity> expected = identity_;
     return fetch(offset, out, expected);
@@ -146,7 +148,8 @@ class HttpSource final : public ByteSource {
       curl_easy_getinfo(handle.get(), CURLINFO_RESPONSE_CODE, &status);
       if (answer.is_wrong_range || (code == CURLE_OK && status == kOk)) {
         if (expected) return changed();
-        return fix_input(std::format("the server of '{}' does not serve byte ranges; download the file and give its path.", name_));
+        return fix_input(std::format("the server of '{}' serves no byte ranges; download the file and give its "
+                                     "path.", name_));
       }
       if (answer.range && status == kPartialContent) {
         const Identity seen{answer.range->total, answer.etag};
@@ -160,12 +163,14 @@ class HttpSource final : public ByteSource {
         return {};
       }
       const bool is_refused = code == CURLE_OK && status >= 400 && status < kServerError && status != kTooManyRequests;
-      const bool is_hopeless = code == CURLE_UNSUPPORTED_PROTOCOL || code == CURLE_URL_MALFORMAT || code == CURLE_TOO_MANY_REDIRECTS ||
-                               code == CURLE_PEER_FAILED_VERIFICATION;
+      const bool is_hopeless = code == CURLE_UNSUPPORTED_PROTOCOL || code == CURLE_URL_MALFORMAT ||
+                               code == CURLE_TOO_MANY_REDIRECTS || code == CURLE_PEER_FAILED_VERIFICATION;
       attempt = answer.received > 0 ? 0 : attempt + 1;
       if (is_refused || is_hopeless || attempt >= options_.attempts_max) {
-        const std::string why = code == CURLE_OK ? std::format("the server answers with status {}", status) : std::string(curl_easy_strerror(code));
-        if (is_refused || is_hopeless) return fix_input(std::format("cannot read '{}': {}; check the address.", name_, why));
+        const std::string why =
+            code == CURLE_OK ? std::format("the server answers with status {}", status) : curl_easy_strerror(code);
+        if (is_refused || is_hopeless)
+          return fix_input(std::format("cannot read '{}': {}; check the address.", name_, why));
         return retry_later(std::format("cannot read '{}': {}; try again later.", name_, why));
       }
       std::this_thread::sleep_for(options_.backoff * (1 << std::min(attempt, 10)));
@@ -238,6 +243,8 @@ Result<SourcePtr> open_http_source(const std::string& url, const HttpOptions& op
   return source;
 }
 
-Result<SourcePtr> open_any_source(const std::string& name) { return is_url(name) ? open_http_source(name) : open_file_source(name); }
+Result<SourcePtr> open_any_source(const std::string& name) {
+  return is_url(name) ? open_http_source(name) : open_file_source(name);
+}
 
 }  // namespace kvasir::gguf

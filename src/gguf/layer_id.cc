@@ -59,7 +59,8 @@ Result<LayerId> compute_layer_id(std::span<const LayerIdMemoryTensor> weights) {
   for (const LayerIdMemoryTensor& tensor : weights) {
     const std::uint64_t slab = tensor_bytes(tensor.type, {tensor.ne[0], tensor.ne[1], 1, 1}).value_or(0);
     readers.push_back({tensor.name, tensor.type, tensor.ne,
-                       [data = tensor.data, slab](std::uint32_t expert, std::uint64_t offset, std::span<std::byte> out) {
+                       [data = tensor.data, slab](std::uint32_t expert, std::uint64_t offset,
+                                                  std::span<std::byte> out) {
                          std::memcpy(out.data(), data + expert * slab + offset, out.size());
                          return Status{};
                        }});

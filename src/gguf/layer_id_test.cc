@@ -61,8 +61,9 @@ TEST(LayerId, DependsOnEverySampledThingAndNotOnOrder) {
   EXPECT_TRUE(changed([](auto& t) { t[1].ne = {1032, 2, 7}; }));
   EXPECT_TRUE(changed([](auto& t) { t.pop_back(); }));
 
-  for (const auto& [at, sampled] : {std::pair<std::size_t, bool>{0, true}, {4095, true}, {4096, false}, {4159, false}, {4160, true},
-                                    {8255, true}, {8256, false}, {2 * 8256, true}, {5 * 8256, false}, {7 * 8256 - 1, true}}) {
+  for (const auto& [at, sampled] : {std::pair<std::size_t, bool>{0, true}, {4095, true}, {4096, false}, {4159, false},
+                                    {4160, true}, {8255, true}, {8256, false}, {2 * 8256, true}, {5 * 8256, false},
+                                    {7 * 8256 - 1, true}}) {
     Fixture other;
     other.large[at] ^= std::byte{1};
     EXPECT_EQ(other.id() != fixture.id(), sampled) << at;
@@ -89,7 +90,8 @@ TEST(LayerId, SameFromFileAndMemoryAndDifferentByLayer) {
   for (const LayerExperts& layer : model->layers()) {
     std::vector<LayerIdMemoryTensor> tensors;
     for (const ExpertTensor& tensor : layer.tensors)
-      tensors.push_back({tensor.name, tensor.type, {tensor.ne[0], tensor.ne[1], tensor.ne[2]}, file.data() + tensor.offset});
+      tensors.push_back({tensor.name, tensor.type, {tensor.ne[0], tensor.ne[1], tensor.ne[2]},
+                         file.data() + tensor.offset});
     const auto id = model->layer_id(layer);
     ASSERT_TRUE(id) << message_of(id);
     EXPECT_EQ(*id, *compute_layer_id(tensors));

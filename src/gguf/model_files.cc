@@ -51,11 +51,12 @@ Result<ModelFiles> ModelFiles::open(const std::string& name, const SourceOpener&
     return set;
   }
   if (n_parts > kMaxParts)
-    return fix_input(std::format("'{}' is one of {} parts; at most {} are supported, merge them first.", name, n_parts, kMaxParts));
+    return fix_input(std::format("'{}' is one of {} parts; at most {} are supported, merge them first.", name, n_parts,
+                                 kMaxParts));
   const auto pattern = PartName::parse(name);
   if (!pattern || pattern->n_parts != n_parts)
-    return fix_input(std::format("'{}' is one of {} parts but is not named like model-00001-of-{:05}.gguf, so the others "
-                                 "cannot be found; give the parts their original names.",
+    return fix_input(std::format("'{}' is one of {} parts but is not named like model-00001-of-{:05}.gguf, so "
+                                 "the others cannot be found; give the parts their original names.",
                                  name, n_parts, n_parts));
   for (std::uint32_t i = 1; i <= pattern->n_parts; ++i) {
     const std::string part_name = pattern->format(i);
@@ -70,7 +71,8 @@ Result<ModelFiles> ModelFiles::open(const std::string& name, const SourceOpener&
     }
     const GgufFile& part = set.files_.back();
     if (part.get_uint(kSplitNo) != i - 1 || part.get_uint(kSplitCount) != n_parts)
-      return fix_input(std::format("'{}' says it is not part {} of {}; the parts' names are mixed up.", part_name, i, n_parts));
+      return fix_input(std::format("'{}' says it is not part {} of {}; the parts' names are mixed up.", part_name, i,
+                                   n_parts));
   }
   KVASIR_TRY(set.merge());
   return set;

@@ -55,7 +55,8 @@ TEST_F(SplitModel, AMissingPartIsNamed) {
   std::filesystem::remove(part(2));
   const auto set = ModelFiles::open(part(1));
   ASSERT_FALSE(set);
-  EXPECT_THAT(set.error().message, testing::AllOf(testing::HasSubstr("part 2 of 4"), testing::HasSubstr("m-00002-of-00004.gguf")));
+  EXPECT_THAT(set.error().message, testing::AllOf(testing::HasSubstr("part 2 of 4"),
+                                                  testing::HasSubstr("m-00002-of-00004.gguf")));
   expect_one_sentence(set.error().message);
 }
 
@@ -84,7 +85,8 @@ TEST(PartName, ParsesAndFormats) {
   EXPECT_EQ(name->part, 2u);
   EXPECT_EQ(name->n_parts, 13u);
   EXPECT_EQ(name->format(7), "http://h/a-b-00007-of-00013.gguf?x=-00001-of-00002.gguf");
-  for (const char* bad : {"", "m.gguf", "-00001-of-00002.gguf", "m-0001-of-00002.gguf", "m-00000-of-00002.gguf", "m-00003-of-00002.gguf",
+  for (const char* bad : {"", "m.gguf", "-00001-of-00002.gguf", "m-0001-of-00002.gguf", "m-00000-of-00002.gguf",
+                          "m-00003-of-00002.gguf",
                           "m-00001-of-00002.GGUF", "m-00001of-00002.gguf", "m-+0001-of-00002.gguf"})
     EXPECT_FALSE(PartName::parse(bad)) << bad;
 }

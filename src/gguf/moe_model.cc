@@ -16,7 +16,8 @@ Result<LayerId> parse_layer_id(const GgufFile& file, const std::string& key) {
   const auto bytes = from_hex(text);
   LayerId id;
   if (!bytes || bytes->size() != id.size())
-    return fix_input(std::format("'{}' is not valid: '{}' is not 64 hexadecimal digits; cut the file again.", file.name(), key));
+    return fix_input(std::format("'{}' is not valid: '{}' is not 64 hexadecimal digits; cut the file again.",
+                                 file.name(), key));
   std::ranges::copy(*bytes, id.begin());
   return id;
 }
@@ -98,12 +99,14 @@ Status MoeModel::read_metadata() {
   if (const auto version = file.get_uint(kSliceVersionKey)) {
     kind_ = FileKind::kSlice;
     if (*version != kSliceVersion)
-      return fix_input(std::format("'{}' is a slice of format {}, and this program reads format {}; use the program that cut it.",
+      return fix_input(std::format("'{}' is a slice of format {}, and this program reads format {}; use the "
+                                   "program that cut it.",
                                    file.name(), *version, kSliceVersion));
   } else if (const auto backbone = file.get_uint(kBackboneVersionKey)) {
     kind_ = FileKind::kBackbone;
     if (*backbone != kBackboneVersion)
-      return fix_input(std::format("'{}' is a backbone file of format {}, and this program reads format {}; write it anew.",
+      return fix_input(std::format("'{}' is a backbone file of format {}, and this program reads format {}; "
+                                   "write it anew.",
                                    file.name(), *backbone, kBackboneVersion));
   }
   const std::string_view name_key = kind_ == FileKind::kSlice ? kSliceModelNameKey : "general.name";
@@ -153,8 +156,8 @@ Status MoeModel::finish_layer(LayerExperts& layer) {
     if (tensor.id.part != ExpertPart::kWeight) continue;
     const std::uint64_t n = tensor.ne[2];
     if (tensor.ne[3] != 1 || n > kMaxExperts || (n_stacked != 0 && n != n_stacked))
-      return fix_input(std::format("'{}' is not valid: '{}' has {} experts, unlike the other weights of layer {} or past the "
-                                   "limit of {}.", file, tensor.name, n, layer.layer, kMaxExperts));
+      return fix_input(std::format("'{}' is not valid: '{}' has {} experts, unlike the other weights of layer {} "
+                                   "or past the limit of {}.", file, tensor.name, n, layer.layer, kMaxExperts));
     n_stacked = n;
   }
 
@@ -185,8 +188,8 @@ Status MoeModel::finish_slice_layer(LayerExperts& layer, std::uint64_t n_stacked
   const auto n_expert = file.get_uint(slice_expert_count_key(layer.layer, layer.group)).value_or(0);
   const bool ascending = std::ranges::adjacent_find(ids, std::ranges::greater_equal{}) == ids.end();
   if (ids.size() != n_stacked || !ascending || n_expert > kMaxExperts || ids.back() >= n_expert)
-    return fix_input(std::format("'{}' is not valid: '{}' does not list {} different experts of {} in ascending order; cut "
-                                 "the slice again.", file.name(), key, n_stacked, n_expert));
+    return fix_input(std::format("'{}' is not valid: '{}' does not list {} different experts of {} in ascending order; "
+                                 "cut the slice again.", file.name(), key, n_stacked, n_expert));
   layer.n_expert = static_cast<std::uint32_t>(n_expert);
   layer.held = ExpertSet::from_ids(std::move(ids));
   KVASIR_ASSIGN(layer.stored_id, parse_layer_id(file, slice_layer_id_key(layer.layer, layer.group)));
@@ -207,7 +210,8 @@ Status MoeModel::finish_backbone() {
       const auto type = found == type_of.end() ? std::nullopt : type_from_number(found->second);
       const auto slab = type ? tensor_bytes(*type, {tensor.ne[0], tensor.ne[1], 1, 1}) : std::nullopt;
       if (!slab)
-        return fix_input(std::format("'{}' is not valid: it does not say the type of '{}'; write it anew.", file.name(), tensor.name));
+        return fix_input(std::format("'{}' is not valid: it does not say the type of '{}'; write it anew.",
+                                     file.name(), tensor.name));
       tensor.type = *type;
       tensor.bytes_per_expert = *slab;
     }
@@ -231,7 +235,8 @@ Status MoeModel::require_experts() const {
 Status MoeModel::require_expert_data() const {
   KVASIR_TRY(require_experts());
   if (kind_ == FileKind::kBackbone)
-    return fix_input(std::format("'{}' is a backbone file, whose experts were left out; give the model it was made from.", file_name()));
+    return fix_input(std::format("'{}' is a backbone file, whose experts were left out; give the model it was "
+                                 "made from.", file_name()));
   return {};
 }
 
@@ -257,19 +262,22 @@ Status MoeModel::read_slab(const ExpertTensor& tensor, std::uint32_t slab, std::
 }
 
 Result<std::vector<Hash>> MoeModel::slab_hashes(const ExpertTensor& tensor) const {
-  KVASIR_ASSIGN(std::vector<std::string> texts, files_.metadata().get_string_array(slice_hashes_key(tensor.name), kMaxExperts));
+  const std::string key = slice_hashes_key(tensor.name);
+  KVASIR_ASSIGN(std::vector<std::string> texts, files_.metadata().get_string_array(key, kMaxExperts));
   std::vector<Hash> out;
   for (const std::string& text : texts) {
     const auto bytes = from_hex(text);
     Hash hash;
     if (!bytes || bytes->size() != hash.size())
-      return fix_input(std::format("'{}' is not valid: a hash of '{}' is not 64 hexadecimal digits; cut the slice again.",
+      return fix_input(std::format("'{}' is not valid: a hash of '{}' is not 64 hexadecimal digits; cut the "
+                                   "slice again.",
                                    file_name(), tensor.name));
     std::ranges::copy(*bytes, hash.begin());
     out.push_back(hash);
   }
   if (out.size() != tensor.nbytes / tensor.bytes_per_expert)
-    return fix_input(std::format("'{}' is not valid: '{}' has {} hashes for {} slabs; cut the slice again.", file_name(),
+    return fix_input(std::format("'{}' is not valid: '{}' has {} hashes for {} slabs; cut the slice again.",
+                                 file_name(),
                                  tensor.name, out.size(), tensor.nbytes / tensor.bytes_per_expert));
   return out;
 }

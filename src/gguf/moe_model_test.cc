@@ -83,9 +83,15 @@ TEST(MoeModel, RefusesFilesThatContradictThemselves) {
                 m.add("blk.0.ffn_up_exps.weight", GGML_TYPE_F32, {8, 8, 4, 1});
                 m.add("blk.0.ffn_down_exps.weight", GGML_TYPE_F32, {8, 8, 5, 1});
               }), HasSubstr("unlike the other weights"));
-  EXPECT_THAT(open_with([](TestModel& m) { m.add("blk.0.ffn_up_exps.weight", GGML_TYPE_I8, {1, 1, kMaxExperts + 1, 1}); }), HasSubstr("limit of"));
-  EXPECT_THAT(open_with([](TestModel& m) { m.header().add_u32("kvasir.expert_shard.version", 2); }), HasSubstr("slice of format 2"));
-  EXPECT_THAT(open_with([](TestModel& m) { m.header().add_u32("kvasir.backbone.version", 9); }), HasSubstr("backbone file of format 9"));
+  EXPECT_THAT(open_with([](TestModel& m) {
+    m.add("blk.0.ffn_up_exps.weight", GGML_TYPE_I8, {1, 1, kMaxExperts + 1, 1});
+  }), HasSubstr("limit of"));
+  EXPECT_THAT(open_with([](TestModel& m) {
+    m.header().add_u32("kvasir.expert_shard.version", 2);
+  }), HasSubstr("slice of format 2"));
+  EXPECT_THAT(open_with([](TestModel& m) {
+    m.header().add_u32("kvasir.backbone.version", 9);
+  }), HasSubstr("backbone file of format 9"));
   const auto slice_with = [&](std::vector<std::uint32_t> ids, std::uint32_t count, const std::string& id) {
     return open_with([&](TestModel& m) {
       m.header().add_u32("kvasir.expert_shard.version", 1);

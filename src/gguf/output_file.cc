@@ -24,7 +24,8 @@ std::string folder_of(const std::string& path) {
 
 // Errors by which copy_file_range says that it does not do this pair of files.
 bool is_unsupported(int errnum) {
-  return errnum == EXDEV || errnum == EINVAL || errnum == ENOSYS || errnum == EOPNOTSUPP || errnum == EBADF || errnum == EPERM;
+  return errnum == EXDEV || errnum == EINVAL || errnum == ENOSYS || errnum == EOPNOTSUPP || errnum == EBADF ||
+      errnum == EPERM;
 }
 
 }  // namespace
@@ -42,7 +43,8 @@ Result<OutputFile> OutputFile::create(const std::string& path) {
   std::string temporary = path + ".partial-XXXXXX";
   const int fd = ::mkostemp(temporary.data(), O_CLOEXEC);
   if (fd < 0)
-    return fix_input(std::format("cannot write '{}': {}; check the folder and its permissions.", path, errno_text(errno)));
+    return fix_input(std::format("cannot write '{}': {}; check the folder and its permissions.", path,
+                                 errno_text(errno)));
   const mode_t mask = ::umask(0);
   ::umask(mask);
   ::fchmod(fd, 0666 & ~mask);
@@ -63,7 +65,8 @@ OutputFile::~OutputFile() {
 std::unexpected<Error> OutputFile::write_error(int errnum) const {
   const bool full = errnum == ENOSPC || errnum == EDQUOT || errnum == EFBIG;
   return fatal(std::format("cannot write '{}': {}; {}.", path_, errno_text(errnum),
-                           full ? "free some space or write elsewhere (nothing was left behind)" : "check the disk and its permissions"));
+                           full ? "free some space or write elsewhere (nothing was left behind)"
+                               : "check the disk and its permissions"));
 }
 
 Status OutputFile::set_size(std::uint64_t size) const {
@@ -87,7 +90,8 @@ Status OutputFile::read_at(std::uint64_t offset, std::span<std::byte> out) const
   while (!out.empty()) {
     const ssize_t n = ::pread(fd_, out.data(), out.size(), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return fatal(std::format("cannot read back '{}': {}; check the disk.", path_, errno_text(n < 0 ? errno : EIO)));
+    if (n <= 0)
+      return fatal(std::format("cannot read back '{}': {}; check the disk.", path_, errno_text(n < 0 ? errno : EIO)));
     offset += static_cast<std::uint64_t>(n);
     out = out.subspan(static_cast<std::size_t>(n));
   }
@@ -108,9 +112,11 @@ Status OutputFile::copy_from(const ByteSource& source, std::uint64_t source_offs
     offset += static_cast<std::uint64_t>(n);
     size -= static_cast<std::uint64_t>(n);
   }
-  Bytes buffer(static_cast<std::size_t>(std::min<std::uint64_t>(size, std::max(kCopyBufferBytes, source.read_ahead_bytes()))));
+  const std::uint64_t buffer_bytes = std::max(kCopyBufferBytes, source.read_ahead_bytes());
+  Bytes buffer(static_cast<std::size_t>(std::min(size, buffer_bytes)));
   while (size > 0) {
-    const std::span<std::byte> part(buffer.data(), static_cast<std::size_t>(std::min<std::uint64_t>(size, buffer.size())));
+    const std::span<std::byte> part(buffer.data(),
+                                    static_cast<std::size_t>(std::min<std::uint64_t>(size, buffer.size())));
     KVASIR_TRY(source.read_at(source_offset, part));
     KVASIR_TRY(write_at(offset, part));
     source_offset += part.size();

@@ -31,13 +31,15 @@ class OutputFile {
   Status write_at(std::uint64_t offset, ByteSpan bytes) const;
   Status read_at(std::uint64_t offset, std::span<std::byte> out) const;
   // Copies a range of a source, in the kernel where both are files that allow it.
-  Status copy_from(const ByteSource& source, std::uint64_t source_offset, std::uint64_t offset, std::uint64_t size) const;
+  Status copy_from(const ByteSource& source, std::uint64_t source_offset, std::uint64_t offset,
+                   std::uint64_t size) const;
 
   // Closes and moves to the path, replacing what was there.
   Status commit();
 
  private:
-  OutputFile(std::string path, int fd, std::string temporary) : path_(std::move(path)), temporary_(std::move(temporary)), fd_(fd) {}
+  OutputFile(std::string path, int fd, std::string temporary)
+      : path_(std::move(path)), temporary_(std::move(temporary)), fd_(fd) {}
   std::unexpected<Error> write_error(int errnum) const;
 
   std::string path_;

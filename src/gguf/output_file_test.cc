@@ -79,7 +79,8 @@ void expect_full_disk(const std::function<Status()>& write, std::uint64_t limit)
     std::fprintf(stderr, "%s\n", status.error().message.c_str());
     _exit(0);
   };
-  EXPECT_EXIT(child(), testing::ExitedWithCode(0), "^cannot write '[^\n]*': File too large; free some space[^\n]*\\.\n$");
+  EXPECT_EXIT(child(), testing::ExitedWithCode(0),
+              "^cannot write '[^\n]*': File too large; free some space[^\n]*\\.\n$");
 }
 
 TEST(OutputFile, AFullDiskLeavesNothingBehind) {

@@ -51,7 +51,8 @@ std::optional<Placeholder> decode_placeholder(ByteSpan bytes) {
   std::ranges::copy(in.get_bytes(out.layer_id.size()), out.layer_id.begin());
   out.nbytes = in.get<std::uint64_t>();
   const Hash expected = checksum(bytes);
-  if (!type || !std::ranges::equal(in.get_bytes(kChecksumBytes), ByteSpan(expected).first(kChecksumBytes))) return std::nullopt;
+  if (!type || !std::ranges::equal(in.get_bytes(kChecksumBytes), ByteSpan(expected).first(kChecksumBytes)))
+    return std::nullopt;
   out.type = *type;
   return out;
 }

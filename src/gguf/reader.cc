@@ -70,7 +70,8 @@ class WindowReader {
  private:
   bool need(std::uint64_t size) {
     if (ok() && size > left())
-      fail(source_.size() > kMaxHeaderBytes ? std::format("its header is larger than the limit of {} bytes", kMaxHeaderBytes)
+      fail(source_.size() > kMaxHeaderBytes ? std::format("its header is larger than the limit of {} bytes",
+                                                          kMaxHeaderBytes)
                                             : std::string("it ends inside its header; fetch it again"));
     return ok();
   }
@@ -144,7 +145,8 @@ void read_tensor(WindowReader& in, TensorInfo& tensor) {
   if (!in.ok()) return;
   const auto type = type_from_number(type_number);
   if (!type)
-    return in.fail(std::format("tensor '{}' has type {}, which this version of ggml does not know", tensor.name, type_number));
+    return in.fail(std::format("tensor '{}' has type {}, which this version of ggml does not know", tensor.name,
+                               type_number));
   tensor.type = *type;
   if (tensor.ne[0] % static_cast<std::uint64_t>(ggml_blck_size(*type)) != 0)
     return in.fail(std::format("rows of tensor '{}' have {} values, not a multiple of {}'s block of {}", tensor.name,
@@ -312,9 +314,11 @@ Result<std::vector<std::uint32_t>> GgufFile::get_u32_array(std::string_view key,
   const KeyValue* kv = find(key);
   const std::size_t unit_bytes = kv ? scalar_bytes(kv->element_type) : 0;
   if (!kv || kv->type != GGUF_TYPE_ARRAY || unit_bytes == 0)
-    return fix_input(std::format("'{}' has no list of numbers under '{}'; it is not the kind of file needed here.", name(), key));
+    return fix_input(std::format("'{}' has no list of numbers under '{}'; it is not the kind of file needed here.",
+                                 name(), key));
   if (kv->count > count_max)
-    return fix_input(std::format("'{}' is not valid: '{}' has {} elements, more than {}.", name(), key, kv->count, count_max));
+    return fix_input(std::format("'{}' is not valid: '{}' has {} elements, more than {}.", name(), key, kv->count,
+                                 count_max));
   Bytes raw(static_cast<std::size_t>(kv->data_bytes));
   KVASIR_TRY(source_->read_at(kv->data_offset, raw));
   std::vector<std::uint32_t> out;
@@ -322,7 +326,8 @@ Result<std::vector<std::uint32_t>> GgufFile::get_u32_array(std::string_view key,
   for (std::size_t i = 0; i < kv->count; ++i) {
     const auto value = to_uint(kv->element_type, raw.data() + i * unit_bytes);
     if (!value || *value > UINT32_MAX)
-      return fix_input(std::format("'{}' is not valid: element {} of '{}' is not a number in [0, 2^32).", name(), i, key));
+      return fix_input(std::format("'{}' is not valid: element {} of '{}' is not a number in [0, 2^32).", name(), i,
+                                   key));
     out.push_back(static_cast<std::uint32_t>(*value));
   }
   return out;
@@ -331,9 +336,11 @@ Result<std::vector<std::uint32_t>> GgufFile::get_u32_array(std::string_view key,
 Result<std::vector<std::string>> GgufFile::get_string_array(std::string_view key, std::uint64_t count_max) const {
   const KeyValue* kv = find(key);
   if (!kv || kv->type != GGUF_TYPE_ARRAY || kv->element_type != GGUF_TYPE_STRING)
-    return fix_input(std::format("'{}' has no list of texts under '{}'; it is not the kind of file needed here.", name(), key));
+    return fix_input(std::format("'{}' has no list of texts under '{}'; it is not the kind of file needed here.",
+                                 name(), key));
   if (kv->count > count_max)
-    return fix_input(std::format("'{}' is not valid: '{}' has {} elements, more than {}.", name(), key, kv->count, count_max));
+    return fix_input(std::format("'{}' is not valid: '{}' has {} elements, more than {}.", name(), key, kv->count,
+                                 count_max));
   Bytes raw(static_cast<std::size_t>(kv->data_bytes));
   KVASIR_TRY(source_->read_at(kv->data_offset, raw));
   ByteCursor in(raw);

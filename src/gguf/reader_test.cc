@@ -82,25 +82,79 @@ std::vector<Refusal> refusals() {
       {"too many tensors", raw([](R& g) { g.n_tensors = kMaxTensors + 1; }), "tensors; the limit is"},
       {"negative count", raw([](R& g) { g.n_tensors = ~0ull; }), "the limit is"},
       {"counts past the end", raw([](R& g) { g.n_kv = kMaxKeyValues; }), "than it has room for"},
-      {"long key", raw([](R& g) { g.key(std::string(kMaxKeyBytes + 1, 'k'), 0); g.put<std::uint8_t>(1); }), "a metadata key of"},
+      {"long key", raw([](R& g) {
+        g.key(std::string(kMaxKeyBytes + 1, 'k'), 0);
+        g.put<std::uint8_t>(1);
+      }), "a metadata key of"},
       {"empty key", raw([](R& g) { g.key("", GGUF_TYPE_UINT8); g.put<std::uint8_t>(1); }), "key is empty"},
-      {"huge key length", raw([](R& g) { g.n_kv = 1; g.put<std::uint64_t>(~0ull); g.body.resize(64); }), "longer than the limit"},
+      {"huge key length", raw([](R& g) {
+        g.n_kv = 1;
+        g.put<std::uint64_t>(~0ull);
+        g.body.resize(64);
+      }), "longer than the limit"},
       {"value type", raw([](R& g) { g.key("k", 13); g.body.resize(g.body.size() + 64); }), "unknown value type 13"},
-      {"array of arrays", raw([](R& g) { g.key("k", GGUF_TYPE_ARRAY); g.put<std::uint32_t>(GGUF_TYPE_ARRAY); g.put<std::uint64_t>(1); }), "array of arrays"},
-      {"array too long", raw([](R& g) { g.key("k", GGUF_TYPE_ARRAY); g.put<std::uint32_t>(0); g.put<std::uint64_t>(kMaxArrayElements + 1); }), "elements; the limit is"},
-      {"array past the end", raw([](R& g) { g.key("k", GGUF_TYPE_ARRAY); g.put<std::uint32_t>(GGUF_TYPE_UINT64); g.put<std::uint64_t>(kMaxArrayElements); }), "ends inside its header"},
-      {"strings past the end", raw([](R& g) { g.key("k", GGUF_TYPE_ARRAY); g.put<std::uint32_t>(GGUF_TYPE_STRING); g.put<std::uint64_t>(1000); }), "more strings than the file has room for"},
-      {"long string", raw([](R& g) { g.key("k", GGUF_TYPE_STRING); g.put<std::uint64_t>(kMaxStringBytes + 1); }), "bytes; the limit is"},
-      {"string past the end", raw([](R& g) { g.key("k", GGUF_TYPE_STRING); g.put<std::uint64_t>(1000); }), "ends inside its header"},
-      {"key twice", raw([](R& g) { for (int i = 0; i < 2; ++i) { g.key("k", GGUF_TYPE_UINT8); g.put<std::uint8_t>(1); } g.body.resize(64); }), "'k' occurs twice"},
-      {"alignment 0", raw([](R& g) { g.key("general.alignment", GGUF_TYPE_UINT32); g.put<std::uint32_t>(0); }), "alignment"},
-      {"alignment 24", raw([](R& g) { g.key("general.alignment", GGUF_TYPE_UINT32); g.put<std::uint32_t>(24); }), "alignment"},
-      {"alignment 2^31", raw([](R& g) { g.key("general.alignment", GGUF_TYPE_UINT32); g.put<std::uint32_t>(1u << 31); }), "alignment"},
-      {"alignment type", raw([](R& g) { g.key("general.alignment", GGUF_TYPE_UINT64); g.put<std::uint64_t>(32); }), "alignment"},
-      {"long tensor name", raw([](R& g) { g.tensor(std::string(kMaxTensorNameBytes + 1, 't'), {1}, 0, 0); }, 64), "a tensor name of"},
+      {"array of arrays", raw([](R& g) {
+        g.key("k", GGUF_TYPE_ARRAY);
+        g.put<std::uint32_t>(GGUF_TYPE_ARRAY);
+        g.put<std::uint64_t>(1);
+      }), "array of arrays"},
+      {"array too long", raw([](R& g) {
+        g.key("k", GGUF_TYPE_ARRAY);
+        g.put<std::uint32_t>(0);
+        g.put<std::uint64_t>(kMaxArrayElements + 1);
+      }), "elements; the limit is"},
+      {"array past the end", raw([](R& g) {
+        g.key("k", GGUF_TYPE_ARRAY);
+        g.put<std::uint32_t>(GGUF_TYPE_UINT64);
+        g.put<std::uint64_t>(kMaxArrayElements);
+      }), "ends inside its header"},
+      {"strings past the end", raw([](R& g) {
+        g.key("k", GGUF_TYPE_ARRAY);
+        g.put<std::uint32_t>(GGUF_TYPE_STRING);
+        g.put<std::uint64_t>(1000);
+      }), "more strings than the file has room for"},
+      {"long string", raw([](R& g) {
+        g.key("k", GGUF_TYPE_STRING);
+        g.put<std::uint64_t>(kMaxStringBytes + 1);
+      }), "bytes; the limit is"},
+      {"string past the end", raw([](R& g) {
+        g.key("k", GGUF_TYPE_STRING);
+        g.put<std::uint64_t>(1000);
+      }), "ends inside its header"},
+      {"key twice", raw([](R& g) {
+        for (int i = 0; i < 2; ++i) {
+          g.key("k", GGUF_TYPE_UINT8);
+          g.put<std::uint8_t>(1);
+        }
+        g.body.resize(64);
+      }), "'k' occurs twice"},
+      {"alignment 0", raw([](R& g) {
+        g.key("general.alignment", GGUF_TYPE_UINT32);
+        g.put<std::uint32_t>(0);
+      }), "alignment"},
+      {"alignment 24", raw([](R& g) {
+        g.key("general.alignment", GGUF_TYPE_UINT32);
+        g.put<std::uint32_t>(24);
+      }), "alignment"},
+      {"alignment 2^31", raw([](R& g) {
+        g.key("general.alignment", GGUF_TYPE_UINT32);
+        g.put<std::uint32_t>(1u << 31);
+      }), "alignment"},
+      {"alignment type", raw([](R& g) {
+        g.key("general.alignment", GGUF_TYPE_UINT64);
+        g.put<std::uint64_t>(32);
+      }), "alignment"},
+      {"long tensor name", raw([](R& g) {
+        g.tensor(std::string(kMaxTensorNameBytes + 1, 't'), {1}, 0, 0);
+      }, 64), "a tensor name of"},
       {"tensor twice", raw([](R& g) { g.tensor("t", {1}, 0, 0); g.tensor("t", {1}, 0, 32); }, 64), "'t' occurs twice"},
       {"five dimensions", tensor({1, 1, 1, 1, 1}, 0, 0), "5 dimensions; the limit is 4"},
-      {"huge dimension count", raw([](R& g) { g.n_tensors = 1; g.string("t"); g.put<std::uint32_t>(~0u); g.body.resize(100); }), "dimensions; the limit is 4"},
+      {"huge dimension count", raw([](R& g) {
+        g.n_tensors = 1;
+        g.string("t");
+        g.put<std::uint32_t>(~0u);
+        g.body.resize(100);
+      }), "dimensions; the limit is 4"},
       {"empty dimension", tensor({4, 0}, 0, 0), "empty dimension"},
       {"elements overflow", tensor({1ull << 32, 1ull << 32, 4}, 0, 0), "overflows"},
       {"negative dimension", tensor({~0ull}, 0, 0), "overflows"},
@@ -213,7 +267,8 @@ TEST(Reader, DamagedHeadersNeverCrash) {
   int refused = 0;
   for (int i = 0; i < 8000; ++i) {
     Bytes damaged = whole;
-    for (auto n = random() % 3; n < 3; ++n) damaged[random() % header_bytes] = static_cast<std::byte>(random() % 4 == 0 ? 0xff : random());
+    for (auto n = random() % 3; n < 3; ++n)
+      damaged[random() % header_bytes] = static_cast<std::byte>(random() % 4 == 0 ? 0xff : random());
     if (!open(damaged)) ++refused;
   }
   EXPECT_GT(refused, 2000);

@@ -40,7 +40,8 @@ Result<SliceLayout> SliceLayout::make(const MoeModel& model, const SlicePlan& pl
     KVASIR_TRY(layout.add_group(layer, experts_of_group(model, layer, wanted->second)));
   }
   if (layout.groups_.empty())
-    return fix_input(std::format("the plan keeps no expert of '{}'; name layers and experts that it has.", model.file_name()));
+    return fix_input(std::format("the plan keeps no expert of '{}'; name layers and experts that it has.",
+                                 model.file_name()));
 
   // The size of the header does not depend on the hashes, so a first one with zeros tells it;
   // it also tells how the data section is laid out.
@@ -113,7 +114,8 @@ Bytes SliceLayout::header(std::span<const Hash> slab_hashes) const {
   std::vector<std::uint32_t> layer_numbers;
   std::uint32_t expert_begin = UINT32_MAX, expert_end = 0;
   for (const Group& group : groups_) {
-    if (layer_numbers.empty() || layer_numbers.back() != group.layer->layer) layer_numbers.push_back(group.layer->layer);
+    if (layer_numbers.empty() || layer_numbers.back() != group.layer->layer)
+      layer_numbers.push_back(group.layer->layer);
     expert_begin = std::min(expert_begin, group.kept.ranges().front().begin);
     expert_end = std::max(expert_end, group.kept.end());
   }

@@ -17,7 +17,8 @@ const LayerExperts* leading_group(const MoeModel& model, std::uint32_t layer) {
 Result<const LayerExperts*> layer_with_experts(const MoeModel& model, std::uint32_t layer) {
   const LayerExperts* found = leading_group(model, layer);
   if (!found)
-    return fix_input(std::format("layer {} of '{}' has no routed experts; see which do with 'kvasir inspect'.", layer, model.file_name()));
+    return fix_input(std::format("layer {} of '{}' has no routed experts; see which do with 'kvasir inspect'.", layer,
+                                 model.file_name()));
   return found;
 }
 
@@ -37,7 +38,8 @@ std::uint32_t layer_limit(const MoeModel& model) {
 }
 
 std::unexpected<Error> bad_plan(std::string_view what) {
-  return fix_input(std::format("the plan is not of the form {{\"layers\": {{\"0\": [[0,16],[20,21]], …}}}}: {}.", what));
+  return fix_input(std::format("the plan is not of the form {{\"layers\": {{\"0\": [[0,16],[20,21]], …}}}}: {}.",
+                               what));
 }
 
 }  // namespace
@@ -82,13 +84,16 @@ Result<SlicePlan> SlicePlan::from_json(const MoeModel& model, std::string_view t
         return bad_plan(std::format("a range of layer {} is not a pair [begin, end) of numbers", name));
       const auto begin = range[0].get<std::uint64_t>(), end = range[1].get<std::uint64_t>();
       if (begin >= end)
-        return fix_input(std::format("the range [{},{}] of layer {} is empty; write [a,b] with a < b (b is not included).", begin, end, name));
+        return fix_input(std::format("the range [{},{}] of layer {} is empty; write [a,b] with a < b (b is not "
+                                     "included).", begin, end, name));
       if (end > layer->n_expert)
-        return fix_input(std::format("expert {} of layer {} does not exist; this layer has experts 0:{}.", end - 1, name, layer->n_expert));
+        return fix_input(std::format("expert {} of layer {} does not exist; this layer has experts 0:{}.", end - 1,
+                                     name, layer->n_expert));
       set.add({static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(end)});
     }
     KVASIR_TRY(check_held(model, *layer, set));
-    if (!plan.layers.emplace(layer_number, std::move(set)).second) return bad_plan(std::format("layer {} occurs twice", name));
+    if (!plan.layers.emplace(layer_number, std::move(set)).second)
+      return bad_plan(std::format("layer {} occurs twice", name));
   }
   return plan;
 }

@@ -60,7 +60,8 @@ void expect_slabs_of(const MoeModel& slice, const MoeModel& model) {
 
 // Opens a file with ggml's own reader, and checks that it sees the same tensors.
 void expect_ggml_opens(const std::string& path, const MoeModel& slice) {
-  const std::unique_ptr<gguf_context, decltype(&gguf_free)> context(gguf_init_from_file(path.c_str(), {true, nullptr}), gguf_free);
+  const std::unique_ptr<gguf_context, decltype(&gguf_free)> context(gguf_init_from_file(path.c_str(), {true, nullptr}),
+                                                                    gguf_free);
   ASSERT_TRUE(context);
   ASSERT_EQ(static_cast<std::size_t>(gguf_get_n_tensors(context.get())), slice.files().tensors().size());
   for (const ModelFiles::Entry& entry : slice.files().tensors()) {
@@ -200,7 +201,9 @@ TEST(Slice, ASliceCanBeCutFromASlice) {
 
 TEST(Slice, PlansAreRefusedInOneSentence) {
   const auto model = MoeModel::open(real_model_path());
-  const auto ranges = [&](const char* layers, const char* experts) { return message_of(SlicePlan::from_ranges(*model, layers, experts)); };
+  const auto ranges = [&](const char* layers, const char* experts) {
+    return message_of(SlicePlan::from_ranges(*model, layers, experts));
+  };
   const auto json = [&](std::string_view text) { return message_of(SlicePlan::from_json(*model, text)); };
   const std::vector<std::pair<std::string, std::string>> cases = {
       {ranges("4", ":"), "layer 4 does not exist"},
@@ -242,7 +245,8 @@ TEST(Slice, PlansAreRefusedInOneSentence) {
   const Bytes bytes = side_tensor_model();
   const MoeModel mixed = open_memory("m.gguf", bytes);
   EXPECT_EQ(SlicePlan::from_ranges(mixed, ":", ":")->layers.size(), 2u);
-  EXPECT_THAT(message_of(SlicePlan::from_ranges(mixed, "2", ":")), HasSubstr("layer 2 of 'm.gguf' has no routed experts"));
+  EXPECT_THAT(message_of(SlicePlan::from_ranges(mixed, "2", ":")),
+              HasSubstr("layer 2 of 'm.gguf' has no routed experts"));
 }
 
 TEST(Slice, OutputMayNotBeTheModel) {
@@ -277,7 +281,9 @@ TEST(Verify, FindsEveryDifference) {
   const auto layout = SliceLayout::make(*model, *SlicePlan::from_ranges(*model, "0:2", "3:6"));
   ASSERT_TRUE(write_slice(*layout, dir / "s.gguf"));
   const Bytes good = read_file(dir / "s.gguf");
-  const auto verify_bytes = [&](const Bytes& bytes) { return message_of(verify(open_memory("s.gguf", bytes), *model)); };
+  const auto verify_bytes = [&](const Bytes& bytes) {
+    return message_of(verify(open_memory("s.gguf", bytes), *model));
+  };
   ASSERT_EQ(verify_bytes(good), "no error");
 
   Bytes bad = good;
@@ -325,7 +331,8 @@ for t in slice.tensors:
     assert len(hashes) == 3 and all(len(h) == 64 for h in hashes)
 print('ok')
 )";
-  const std::string command = std::format("python3 '{}' '{}' '{}'", dir / "check.py", dir / "s.gguf", real_model_path());
+  const std::string command = std::format("python3 '{}' '{}' '{}'", dir / "check.py", dir / "s.gguf",
+                                          real_model_path());
   EXPECT_EQ(std::system(command.c_str()), 0) << command;
 }
 

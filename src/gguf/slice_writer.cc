@@ -48,7 +48,8 @@ Result<std::vector<Hash>> hash_in_order(const SliceLayout& layout, const Read& r
     for (std::uint32_t slab = 0; slab < tensor.n_slabs; ++slab) {
       const std::uint64_t end = offset + tensor.slab_bytes;
       while (offset < end) {
-        const std::span<std::byte> part(buffer.data(), static_cast<std::size_t>(std::min<std::uint64_t>(end - offset, buffer.size())));
+        const std::span<std::byte> part(buffer.data(),
+                                        static_cast<std::size_t>(std::min<std::uint64_t>(end - offset, buffer.size())));
         KVASIR_TRY(read(offset, part));
         hash.update(part);
         offset += part.size();
@@ -89,7 +90,8 @@ class SliceSource final : public ByteSource {
       if (run_end <= at) continue;
       if (run->offset > at) std::ranges::fill(part(run->offset), std::byte{0});  // padding
       const std::uint64_t skipped = at - run->offset;
-      KVASIR_TRY(layout_.model().files().files()[run->file].source().read_at(run->source_offset + skipped, part(std::min(end, run_end))));
+      const ByteSource& source = layout_.model().files().files()[run->file].source();
+      KVASIR_TRY(source.read_at(run->source_offset + skipped, part(std::min(end, run_end))));
     }
     std::ranges::fill(part(end), std::byte{0});
     return {};
@@ -109,8 +111,11 @@ SourcePtr make_slice_source(const SliceLayout& layout, std::span<const Hash> sla
 
 Result<std::vector<Hash>> hash_slabs(const SliceLayout& layout) {
   // The header is not read, so any hashes will do for it.
-  const SourcePtr source = make_slice_source(layout, std::vector<Hash>(layout.slab_count()), layout.model().file_name());
-  return hash_in_order(layout, [&](std::uint64_t offset, std::span<std::byte> out) { return source->read_at(offset, out); });
+  const SourcePtr source = make_slice_source(layout, std::vector<Hash>(layout.slab_count()),
+                                             layout.model().file_name());
+  return hash_in_order(layout, [&](std::uint64_t offset, std::span<std::byte> out) {
+    return source->read_at(offset, out);
+  });
 }
 
 Status write_slice(const SliceLayout& layout, const std::string& path, const Progress& progress) {

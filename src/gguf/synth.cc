@@ -62,9 +62,11 @@ Status check(const SynthOptions& o) {
   KVASIR_TRY(check_number("--n-embd", o.n_embd, kMaxSynthWidth));
   KVASIR_TRY(check_number("--n-ff", o.n_ff, kMaxSynthWidth));
   KVASIR_TRY(check_number("--context", o.n_context, 1u << 24));
-  if (o.n_embd % 64 != 0) return fix_input(std::format("--n-embd is {}; choose a multiple of 64, the width of a head.", o.n_embd));
+  if (o.n_embd % 64 != 0)
+    return fix_input(std::format("--n-embd is {}; choose a multiple of 64, the width of a head.", o.n_embd));
   if (o.n_ff_shared != 0) {
-    if (o.architecture != "qwen2moe") return fix_input("only qwen2moe has a shared expert; leave --shared-ff out or choose --arch qwen2moe.");
+    if (o.architecture != "qwen2moe")
+      return fix_input("only qwen2moe has a shared expert; leave --shared-ff out or choose --arch qwen2moe.");
     KVASIR_TRY(check_number("--shared-ff", o.n_ff_shared, kMaxSynthWidth));
   }
   const std::uint32_t n_tokens = synth_token_count();
@@ -72,7 +74,8 @@ Status check(const SynthOptions& o) {
     return fix_input(std::format("--vocab is {}; choose {} to {}.", o.n_vocab, n_tokens, kMaxSynthVocab));
   for (ggml_type type : {o.gate, o.up, o.down, o.dense})
     if (!can_synthesize(type))
-      return fix_input(std::format("cannot make random {} weights; choose F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, IQ4_XS or MXFP4.",
+      return fix_input(std::format("cannot make random {} weights; choose F32, F16, BF16, Q8_0, Q4_0, Q4_K, "
+                                   "Q5_K, Q6_K, IQ4_XS or MXFP4.",
                                    ggml_type_name(type)));
   return {};
 }
@@ -91,7 +94,9 @@ class TensorList {
     weights("output.weight", o_.dense, {o_.n_embd, n_vocab, 1, 1});
     for (std::uint32_t i = 0; i < o_.n_layer; ++i) {
       const auto name = [i](std::string_view rest) { return std::format("blk.{}.{}", i, rest); };
-      const auto norm = [&](std::string_view rest, std::uint64_t n) { add(name(rest), GGML_TYPE_F32, {n, 1, 1, 1}, Fill::kNorm); };
+      const auto norm = [&](std::string_view rest, std::uint64_t n) {
+        add(name(rest), GGML_TYPE_F32, {n, 1, 1, 1}, Fill::kNorm);
+      };
       norm("attn_norm.weight", o_.n_embd);
       weights(name("attn_q.weight"), o_.dense, {o_.n_embd, o_.n_embd, 1, 1});
       weights(name("attn_k.weight"), o_.dense, {o_.n_embd, n_kv, 1, 1});
@@ -121,8 +126,9 @@ class TensorList {
     for (Tensor& tensor : tensors_) {
       const auto nbytes = tensor_bytes(tensor.type, tensor.ne);
       if (!nbytes)
-        return fix_input(std::format("'{}' would have rows of {} values, not a multiple of {}'s block of {}; choose another "
-                                     "type or width.", tensor.name, tensor.ne[0], ggml_type_name(tensor.type), ggml_blck_size(tensor.type)));
+        return fix_input(std::format("'{}' would have rows of {} values, not a multiple of {}'s block of {}; "
+                                     "choose another type or width.", tensor.name, tensor.ne[0], ggml_type_name(tensor.type),
+                                     ggml_blck_size(tensor.type)));
       tensor.nbytes = *nbytes;
     }
     return std::move(tensors_);
@@ -145,7 +151,8 @@ void add_metadata(const SynthOptions& o, std::uint32_t n_vocab, HeaderBuilder& h
   const Attention attention = attention_of(o.n_embd);
   const auto key = [&](std::string_view rest) { return std::format("{}.{}", o.architecture, rest); };
   header.add_string("general.architecture", o.architecture);
-  header.add_string("general.name", std::format("synthetic {} {}x{} top-{} {}x{} seed {}", o.architecture, o.n_layer, o.n_expert,
+  header.add_string("general.name", std::format("synthetic {} {}x{} top-{} {}x{} seed {}", o.architecture, o.n_layer,
+                                                o.n_expert,
                                                 o.n_expert_used, o.n_embd, o.n_ff, o.seed));
   header.add_u32("general.quantization_version", 2);
   header.add_u32(key("vocab_size"), n_vocab);
@@ -162,7 +169,8 @@ void add_metadata(const SynthOptions& o, std::uint32_t n_vocab, HeaderBuilder& h
   header.add_u32(key("expert_count"), o.n_expert);
   header.add_u32(key("expert_used_count"), o.n_expert_used);
   header.add_u32(key("expert_feed_forward_length"), o.n_ff);
-  if (o.architecture == "qwen2moe") header.add_u32(key("expert_shared_feed_forward_length"), o.n_ff_shared ? o.n_ff_shared : o.n_ff);
+  if (o.architecture == "qwen2moe")
+    header.add_u32(key("expert_shared_feed_forward_length"), o.n_ff_shared ? o.n_ff_shared : o.n_ff);
   add_synth_tokenizer(n_vocab, header);
 }
 
@@ -197,7 +205,8 @@ void fill_chunk(const Chunk& chunk, std::span<std::byte> out) {
   }
 }
 
-Status write_chunks(const std::vector<Chunk>& chunks, std::uint64_t header_bytes, const OutputFile& out, const Progress& progress) {
+Status write_chunks(const std::vector<Chunk>& chunks, std::uint64_t header_bytes, const OutputFile& out,
+                    const Progress& progress) {
   std::uint64_t total = 0;
   for (const Chunk& chunk : chunks) total += chunk.size;
   std::atomic<std::size_t> next{0};
@@ -238,13 +247,15 @@ Status parse_synth_types(std::string_view text, SynthOptions& options) {
     const std::size_t equals = part.find('=');
     const std::string_view what = part.substr(0, equals);
     const auto type = type_from_name(equals == std::string_view::npos ? "" : part.substr(equals + 1));
-    if (!type) return fix_input(std::format("'{}' is not WHAT=TYPE, e.g. gate=Q4_K,up=Q4_K,down=Q6_K,dense=Q8_0.", part));
+    if (!type)
+      return fix_input(std::format("'{}' is not WHAT=TYPE, e.g. gate=Q4_K,up=Q4_K,down=Q6_K,dense=Q8_0.", part));
     if (what == "gate" || what == "experts") options.gate = *type;
     if (what == "up" || what == "experts") options.up = *type;
     if (what == "down" || what == "experts") options.down = *type;
     if (what == "dense") options.dense = *type;
     if (what != "gate" && what != "up" && what != "down" && what != "dense" && what != "experts")
-      return fix_input(std::format("there is no '{}' to give a type to; choose gate, up, down, experts or dense.", what));
+      return fix_input(std::format("there is no '{}' to give a type to; choose gate, up, down, experts or dense.",
+                                   what));
   }
   return {};
 }

@@ -114,14 +114,16 @@ void set_exponents(float deviation, int mantissa_bits, int bias, std::span<std::
     const auto word = load_le<Word>(out.data() + at);
     const int step = static_cast<int>(word >> mantissa_bits) & 3;
     const auto exponent = static_cast<Word>(std::max(top - step, 1));
-    store_le(out.data() + at, static_cast<Word>((word & (sign_mask | mantissa_mask)) | static_cast<Word>(exponent << mantissa_bits)));
+    store_le(out.data() + at,
+             static_cast<Word>((word & (sign_mask | mantissa_mask)) | static_cast<Word>(exponent << mantissa_bits)));
   }
 }
 
 }  // namespace
 
 bool can_synthesize(ggml_type type) {
-  return find_shape(type) || type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 || type == GGML_TYPE_MXFP4;
+  return find_shape(type) || type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 ||
+      type == GGML_TYPE_MXFP4;
 }
 
 void fill_random_weights(ggml_type type, float deviation, std::uint64_t key, std::span<std::byte> out) {

@@ -58,13 +58,14 @@ std::vector<float> logits_of(const std::string& path) {
     return true;
   }();
   EXPECT_TRUE(loaded);
-  const std::unique_ptr<llama_model, decltype(&llama_model_free)> model(llama_model_load_from_file(path.c_str(), llama_model_default_params()),
-                                                                        llama_model_free);
+  const std::unique_ptr<llama_model, decltype(&llama_model_free)> model(
+      llama_model_load_from_file(path.c_str(), llama_model_default_params()), llama_model_free);
   if (!model) return {};
   llama_context_params params = llama_context_default_params();
   params.n_ctx = 64;
   params.n_threads = params.n_threads_batch = 1;
-  const std::unique_ptr<llama_context, decltype(&llama_free)> context(llama_init_from_model(model.get(), params), llama_free);
+  const std::unique_ptr<llama_context, decltype(&llama_free)> context(llama_init_from_model(model.get(), params),
+                                                                      llama_free);
   if (!context) return {};
   const llama_vocab* vocab = llama_model_get_vocab(model.get());
   const std::string text = "Hello, the world: \xc3\xa9\n";
@@ -74,7 +75,8 @@ std::vector<float> logits_of(const std::string& path) {
   std::string back;
   for (int i = 0; i < n; ++i) {
     std::array<char, 32> piece;
-    const int size = llama_token_to_piece(vocab, tokens[static_cast<std::size_t>(i)], piece.data(), piece.size(), 0, false);
+    const int size = llama_token_to_piece(vocab, tokens[static_cast<std::size_t>(i)], piece.data(), piece.size(), 0,
+                                          false);
     EXPECT_GT(size, 0);
     back.append(piece.data(), static_cast<std::size_t>(size));
   }
@@ -169,7 +171,9 @@ TEST(Synth, RefusesImpossibleGeometryInOneSentence) {
   EXPECT_THAT(message([](SynthOptions& o) { o.n_expert = 5000; }), HasSubstr("--experts is 5000"));
   EXPECT_THAT(message([](SynthOptions& o) { o.n_expert_used = 9; }), HasSubstr("--top-k is 9; choose 1 to 8"));
   EXPECT_THAT(message([](SynthOptions& o) { o.n_embd = 100; }), HasSubstr("multiple of 64"));
-  EXPECT_THAT(message([](SynthOptions& o) { o.n_ff = 300; }), HasSubstr("rows of 300 values, not a multiple of q6_K's block of 256"));
+  EXPECT_THAT(message([](SynthOptions& o) {
+    o.n_ff = 300;
+  }), HasSubstr("rows of 300 values, not a multiple of q6_K's block of 256"));
   EXPECT_THAT(message([](SynthOptions& o) { o.n_ff_shared = 8; }), HasSubstr("only qwen2moe"));
   EXPECT_THAT(message([](SynthOptions& o) { o.n_vocab = 10; }), HasSubstr("--vocab is 10"));
   EXPECT_THAT(message([](SynthOptions& o) { o.up = GGML_TYPE_IQ2_S; }), HasSubstr("cannot make random iq2_s weights"));
@@ -179,7 +183,8 @@ TEST(Synth, RefusesImpossibleGeometryInOneSentence) {
   EXPECT_TRUE(parse_synth_types("experts=q8_0,down=F16", options));
   EXPECT_EQ(options.gate, GGML_TYPE_Q8_0);
   EXPECT_EQ(options.down, GGML_TYPE_F16);
-  for (const char* bad : {"gate", "gate=", "gate=Q9", "router=F32", ",", "gate=Q4_K,,"}) EXPECT_FALSE(parse_synth_types(bad, options)) << bad;
+  for (const char* bad : {"gate", "gate=", "gate=Q9", "router=F32", ",", "gate=Q4_K,,"})
+    EXPECT_FALSE(parse_synth_types(bad, options)) << bad;
 }
 
 }  // namespace

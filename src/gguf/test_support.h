@@ -69,7 +69,8 @@ class TestModel {
   void add(const std::string& name, ggml_type type, Shape ne) {
     const std::uint64_t offset = header_.add_tensor(name, type, ne);
     data_.resize(static_cast<std::size_t>(header_.data_bytes()));
-    for (std::uint64_t i = 0; i < *tensor_bytes(type, ne); ++i) data_[static_cast<std::size_t>(offset + i)] = static_cast<std::byte>(random_());
+    for (std::uint64_t i = 0; i < *tensor_bytes(type, ne); ++i)
+      data_[static_cast<std::size_t>(offset + i)] = static_cast<std::byte>(random_());
   }
   Bytes bytes() const {
     Bytes out = header_.header();

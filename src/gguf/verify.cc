@@ -21,7 +21,8 @@ class Verifier {
   Result<Verified> run() {
     KVASIR_TRY(model_.require_expert_data());
     if (made_.kind() == FileKind::kModel)
-      return fix_input(std::format("'{}' is a whole model; --verify takes a slice or a backbone file.", made_.file_name()));
+      return fix_input(std::format("'{}' is a whole model; --verify takes a slice or a backbone file.",
+                                   made_.file_name()));
     for (const ModelFiles::Entry& entry : made_.files().tensors()) total_ += entry.tensor->nbytes;
     if (made_.kind() == FileKind::kSlice) {
       KVASIR_TRY(verify_slice());
@@ -38,7 +39,8 @@ class Verifier {
 
   Status check_layer_id(const LayerExperts& mine, const LayerExperts& theirs) const {
     KVASIR_ASSIGN(const LayerId id, model_.layer_id(theirs));
-    if (mine.stored_id != id) return differs(std::format("the id of layer {} ({}) differs", mine.layer, to_string(mine.group)));
+    if (mine.stored_id != id)
+      return differs(std::format("the id of layer {} ({}) differs", mine.layer, to_string(mine.group)));
     return {};
   }
 
@@ -49,15 +51,19 @@ class Verifier {
         return differs(std::format("layer {} has no {} {} there", mine.layer, mine.n_expert, to_string(mine.group)));
       KVASIR_TRY(check_layer_id(mine, *theirs));
       if (mine.tensors.size() != theirs->tensors.size())
-        return differs(std::format("layer {} has {} expert tensors instead of {}", mine.layer, mine.tensors.size(), theirs->tensors.size()));
-      for (std::size_t i = 0; i < mine.tensors.size(); ++i) KVASIR_TRY(verify_tensor(mine, mine.tensors[i], *theirs, theirs->tensors[i]));
+        return differs(std::format("layer {} has {} expert tensors instead of {}", mine.layer, mine.tensors.size(),
+                                   theirs->tensors.size()));
+      for (std::size_t i = 0; i < mine.tensors.size(); ++i)
+        KVASIR_TRY(verify_tensor(mine, mine.tensors[i], *theirs, theirs->tensors[i]));
     }
-    if (verified_.n_tensors != made_.files().tensors().size()) return differs("it holds tensors that are not of experts");
+    if (verified_.n_tensors != made_.files().tensors().size())
+      return differs("it holds tensors that are not of experts");
     return {};
   }
 
   // Both lists are sorted by name.
-  Status verify_tensor(const LayerExperts& mine, const ExpertTensor& a, const LayerExperts& theirs, const ExpertTensor& b) {
+  Status verify_tensor(const LayerExperts& mine, const ExpertTensor& a, const LayerExperts& theirs,
+                       const ExpertTensor& b) {
     if (a.name != b.name) return differs(std::format("it holds '{}' where '{}' is there", a.name, b.name));
     Shape wanted = b.ne;
     if (b.per_expert) wanted[stacked_dimension(b.id.part)] = mine.held.size();
@@ -72,7 +78,8 @@ class Verifier {
       Blake3 hash;
       KVASIR_TRY(compare(a.file, a.offset + slab * a.bytes_per_expert, b.file, b.offset + *rank * b.bytes_per_expert,
                          a.bytes_per_expert, std::format("expert {} of '{}'", ids[slab], a.name), &hash));
-      if (hash.finish() != hashes[slab]) return differs(std::format("the hash recorded for expert {} of '{}' is wrong", ids[slab], a.name));
+      if (hash.finish() != hashes[slab])
+        return differs(std::format("the hash recorded for expert {} of '{}' is wrong", ids[slab], a.name));
       ++verified_.n_slabs;
     }
     ++verified_.n_tensors;
@@ -97,9 +104,11 @@ class Verifier {
       if (found == theirs.end()) return differs(std::format("there is no '{}' there", a.name));
       const TensorInfo& b = *found->second.tensor;
       const auto weight = weights.find(a.name);
-      if (a.ne != b.ne || (weight == weights.end() && a.type != b.type)) return differs(std::format("'{}' has another type or shape", a.name));
+      if (a.ne != b.ne || (weight == weights.end() && a.type != b.type))
+        return differs(std::format("'{}' has another type or shape", a.name));
       if (weight == weights.end()) {
-        KVASIR_TRY(compare(mine.file, a.offset, found->second.file, b.offset, a.nbytes, std::format("'{}'", a.name), nullptr));
+        KVASIR_TRY(compare(mine.file, a.offset, found->second.file, b.offset, a.nbytes, std::format("'{}'", a.name),
+                           nullptr));
       } else {
         std::array<std::byte, kPlaceholderBytes> block;
         KVASIR_TRY(made_.files().files()[mine.file].source().read_at(a.offset, block));
@@ -112,7 +121,8 @@ class Verifier {
     return {};
   }
 
-  Status compare(std::uint32_t made_file, std::uint64_t made_offset, std::uint32_t model_file, std::uint64_t model_offset,
+  Status compare(std::uint32_t made_file, std::uint64_t made_offset, std::uint32_t model_file,
+                 std::uint64_t model_offset,
                  std::uint64_t size, const std::string& what, Blake3* hash) {
     for (std::uint64_t at = 0; at < size; at += kCompareBytes) {
       const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(kCompareBytes, size - at));
