@@ -182,6 +182,7 @@ void Client::step_data(std::size_t d, WorkerIndex w) {
 
 void Client::drop_link(std::size_t d, WorkerIndex w, Nanos wait) {
   DataLink& data = drivers_[d]->links[w];
+  world_.trace("driver %zu drops its link to worker %u", d, w);
   if (data.connection) data.connection->close();
   data = {};
   data.next_attempt = world_.now() + wait;
@@ -220,7 +221,9 @@ void Client::begin_round(std::size_t d) {
                                              .n_expert = kExperts,
                                              .n_rows = n_rows,
                                              .n_embd = kWidth,
-                                             .request_rows_max = 16,
+                                             // Low, so that requests are cut; yet no expert of a 40-row round passes it (it
+                                             // would be computed locally by right).
+                                             .request_rows_max = 28,
                                              .request_pairs_max = 64,
                                              .pairs = driver.pairs},
                                             world_.now());
@@ -250,6 +253,8 @@ void Client::turn(std::size_t d) {
     if (message.kind == Message::Kind::kResult) {
       take_result(d, w, message);
     } else if (message.kind == Message::Kind::kError) {
+      world_.trace("driver %zu: worker %u answers %llu with error %d", d, w, static_cast<unsigned long long>(message.id),
+                   static_cast<int>(message.code));
       if (driver.engine->on_error(w, message.id, message.code, world_.now()) == Verdict::kInvalid) drop_link(d, w, 0ms);
     } else if (message.kind == Message::Kind::kDrain) {
       fleet_.on_draining(w);
