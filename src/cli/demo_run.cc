@@ -23,6 +23,8 @@ Result<std::vector<Completion>> complete_all(LlamaServer& server, const DemoRunO
   return out;
 }
 
+}  // namespace
+
 Result<DemoCounters> read_counters(const fs::path& path) {
   std::ifstream in(path);
   const auto json = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
@@ -33,8 +35,6 @@ Result<DemoCounters> read_counters(const fs::path& path) {
                       .bytes = json.value("bytes_sent", std::uint64_t{0}) + json.value("bytes_received", std::uint64_t{0}),
                       .rounds = json.value("rounds", std::uint64_t{0})};
 }
-
-}  // namespace
 
 double DemoRun::decode_per_s() const {
   double tokens = 0, seconds = 0;

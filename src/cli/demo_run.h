@@ -52,6 +52,9 @@ Result<DemoRun> run_with_plugin(boost::asio::io_context& io, const std::filesyst
                                 const std::string& workers, const DemoRunOptions& options, const Environment& extra,
                                 const TextSink& on_text);
 
+// What the plugin wrote as it ended.
+Result<DemoCounters> read_counters(const std::filesystem::path& stats_file);
+
 // How many tokens agree before the first that does not.
 std::size_t same_tokens(const std::vector<int>& a, const std::vector<int>& b);
 

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <exception>
 #include <format>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "cli/interrupt.h"
@@ -161,6 +162,33 @@ Result<Completion> LlamaServer::complete(const std::string& prompt, int n_tokens
   if (!failure.empty()) return fatal("llama-server failed: " + failure);
   if (!finished) return fatal("llama-server's answer ended too early; " + child_.last_words());
   return completion;
+}
+
+Result<std::vector<float>> LlamaServer::next_token(const std::string& prompt) {
+  // More than any vocabulary has: the server gives as many as there are.
+  constexpr int kAll = 1 << 20;
+  // Greedy, because a temperature would change the probabilities.
+  const json body = {{"prompt", prompt},   {"n_predict", 1},   {"temperature", 0},      {"top_k", 1},
+                     {"ignore_eos", true}, {"n_probs", kAll}, {"cache_prompt", false}};
+  EventReader reader([](const json&) {});
+  KVASIR_ASSIGN(const long status, request(socket_, "/completion", body.dump(-1, ' ', false, json::error_handler_t::replace), reader));
+  if (status != 200) return fatal(std::format("llama-server answered HTTP {}: {}", status, reader.other()));
+  const json answer = json::parse(reader.other(), nullptr, /*allow_exceptions=*/false);
+  const json none;
+  const auto field = [&](const json& from, const auto& key) -> const json& { return from.contains(key) ? from[key] : none; };
+  const json& positions = field(answer, "completion_probabilities");
+  const json& tokens = positions.is_array() && !positions.empty() ? field(positions[0], "top_logprobs") : none;
+  if (!tokens.is_array() || tokens.empty())
+    return fatal("llama-server gave no probabilities; this command needs the llama-server of llama.cpp 0.7.0.");
+  std::vector<float> out(tokens.size(), -std::numeric_limits<float>::infinity());
+  for (const json& token : tokens) {
+    const auto id = token.value("id", std::size_t{out.size()});
+    if (id >= out.size()) return fatal("llama-server named a token outside of its vocabulary.");
+    // What JSON cannot write, minus infinity, comes as null.
+    const json& value = field(token, "logprob");
+    if (value.is_number()) out[id] = value.get<float>();
+  }
+  return out;
 }
 
 void LlamaServer::stop() { child_.stop(kStopGrace); }

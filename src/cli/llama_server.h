@@ -41,6 +41,8 @@ class LlamaServer {
 
   // Greedy decoding of exactly n_tokens; `on_text` gets the text as it comes.
   Result<Completion> complete(const std::string& prompt, int n_tokens, const std::function<void(std::string_view)>& on_text);
+  // The log-probability of every token of the vocabulary after `prompt`, by token id.
+  Result<std::vector<float>> next_token(const std::string& prompt);
   // Ends it in order, so that the plugin writes its last counters.
   void stop();
   pid_t pid() { return child_.pid(); }

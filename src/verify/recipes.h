@@ -1,5 +1,5 @@
 // The recipe of a layer, from a file alone. A running backbone reads it off llama.cpp's graph
-// (recorder.h gets that one); a file says the layout, the biases and the scales, and the
+// (stand_in.h gets that one); a file says the layout, the biases and the scales, and the
 // architecture's name the activation.
 #pragma once
 

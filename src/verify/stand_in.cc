@@ -1,4 +1,4 @@
-#include "verify/recorder.h"
+#include "verify/stand_in.h"
 
 #include <poll.h>
 
@@ -11,6 +11,7 @@
 
 #include "net/connect.h"
 #include "net/frame_io.h"
+#include "verify/recipes.h"
 #include "wire/codec.h"
 
 namespace kvasir::verify {
@@ -24,20 +25,19 @@ constexpr int kLook_ms = 20;
 // A backbone has a control connection and one data connection a stream.
 constexpr std::size_t kConnectionsMax = 64;
 
-class RecorderImpl final : public Recorder {
+class StandInImpl final : public StandIn {
  public:
-  RecorderImpl(wire::Holdings holdings, net::Listener listener) : holdings_(std::move(holdings)), listener_(std::move(listener)) {
+  StandInImpl(std::map<wire::LayerId, const gguf::LayerExperts*> layers, Subject* subject, wire::Holdings holdings, net::Listener listener)
+      : layers_(std::move(layers)), subject_(subject), holdings_(std::move(holdings)), listener_(std::move(listener)) {
     acceptor_ = std::thread([this] { accept_loop(); });
   }
-  ~RecorderImpl() override { stop(); }
+  ~StandInImpl() override { join(); }
 
   std::uint16_t port() const override { return listener_.port; }
 
-  std::map<wire::LayerId, LayerRows> stop() override {
-    stop_ = true;
-    if (acceptor_.joinable()) acceptor_.join();
-    for (std::thread& thread : connections_) thread.join();
-    connections_.clear();
+  Result<std::map<wire::LayerId, LayerRows>> stop() override {
+    join();
+    if (!subject_status_) return std::unexpected(subject_status_.error());
     return std::move(recorded_);
   }
 
@@ -49,6 +49,13 @@ class RecorderImpl final : public Recorder {
     std::map<std::uint32_t, wire::LayerRecipe> recipes;
     bool send(const Bytes& frame) { return writer.send(*stream, frame).has_value(); }
   };
+
+  void join() {
+    stop_ = true;
+    if (acceptor_.joinable()) acceptor_.join();
+    for (std::thread& thread : connections_) thread.join();
+    connections_.clear();
+  }
 
   void accept_loop() {
     while (!stop_) {
@@ -99,16 +106,49 @@ class RecorderImpl final : public Recorder {
       case FrameType::kExec: {
         const Result<wire::ExecView> exec = wire::decode_exec(frame.payload);
         if (!exec) return false;
-        if (const auto bound = c.recipes.find(exec->head.recipe_id); bound != c.recipes.end()) record(bound->second, *exec);
-        const wire::ErrorMessage busy{wire::ErrorCode::kBusy, "This worker only records."};
-        return c.send(wire::encode_frame(FrameType::kError, frame.header.request_id, busy, true));
+        const auto bound = c.recipes.find(exec->head.recipe_id);
+        if (bound == c.recipes.end() || exec->head.row_type != wire::RowType::kF32 || exec->head.n_embd != bound->second.recipe.n_embd)
+          return false;
+        record(bound->second, *exec);
+        if (subject_) return answer(c, frame.header.request_id, bound->second, *exec);
+        return decline(c, frame.header.request_id, {wire::ErrorCode::kBusy, "This worker only records."});
       }
       default: return true;
     }
   }
 
+  static bool decline(Connection& c, std::uint64_t id, const wire::ErrorMessage& why) {
+    return c.send(wire::encode_frame(FrameType::kError, id, why, true));
+  }
+
+  bool answer(Connection& c, std::uint64_t id, const wire::LayerRecipe& bound, const wire::ExecView& exec) {
+    const std::size_t n_embd = bound.recipe.n_embd;
+    std::vector<float> rows(exec.head.n_rows * n_embd), out(exec.head.n_pairs * n_embd);
+    std::memcpy(rows.data(), exec.rows.data(), exec.rows.size());
+    std::vector<wire::Pair> pairs;
+    for (std::uint32_t i = 0; i < exec.head.n_pairs; ++i) pairs.push_back(exec.pair(i));
+    {
+      const std::lock_guard lock(mutex_);
+      const auto layer = layers_.find(bound.layer_id);
+      if (layer == layers_.end()) return decline(c, id, {wire::ErrorCode::kUnknownLayer, "This layer is not the model's."});
+      Status computed = subject_->compute(*layer->second, bound.layer_id, bound.recipe, {rows.data(), n_embd, exec.head.n_rows}, pairs, out.data());
+      if (!computed) {
+        const wire::ErrorMessage why{wire::ErrorCode::kInternal, computed.error().message};
+        subject_status_ = std::move(computed);
+        return decline(c, id, why);
+      }
+    }
+    const std::uint32_t n = exec.head.n_pairs, step = wire::result_rows_per_frame(wire::RowType::kF32, exec.head.n_embd);
+    for (std::uint32_t first = 0; first < n; first += step) {
+      const std::uint32_t count = std::min(step, n - first);
+      const ByteSpan bytes = std::as_bytes(std::span(out).subspan(first * n_embd, count * n_embd));
+      const wire::ResultHead head{.n_embd = exec.head.n_embd, .first_row = first, .n_rows = count, .total_rows = n};
+      if (!c.writer.send(*c.stream, wire::encode_result_prefix(id, head, bytes, first + count < n, true), bytes)) return false;
+    }
+    return true;
+  }
+
   void record(const wire::LayerRecipe& bound, const wire::ExecView& exec) {
-    if (exec.head.n_embd != bound.recipe.n_embd || exec.head.row_type != wire::RowType::kF32) return;
     const std::lock_guard lock(mutex_);
     LayerRows& layer = recorded_[bound.layer_id];
     layer.recipe = bound.recipe;
@@ -121,6 +161,8 @@ class RecorderImpl final : public Recorder {
       if (const wire::Pair pair = exec.pair(i); pair.row < taken) layer.routed[pair.expert].push_back(have + pair.row);
   }
 
+  const std::map<wire::LayerId, const gguf::LayerExperts*> layers_;
+  Subject* const subject_;
   const wire::Holdings holdings_;
   net::Listener listener_;
   std::atomic<bool> stop_{false};
@@ -128,19 +170,26 @@ class RecorderImpl final : public Recorder {
   std::vector<std::thread> connections_;  // the acceptor's, until it has ended
   std::mutex mutex_;
   std::map<wire::LayerId, LayerRows> recorded_;
+  Status subject_status_;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Recorder>> Recorder::start(const gguf::MoeModel& model) {
+Result<std::unique_ptr<StandIn>> StandIn::start(const gguf::MoeModel& model, Subject* subject) {
   wire::Holdings holdings;
+  std::map<wire::LayerId, const gguf::LayerExperts*> layers;
   for (const gguf::LayerExperts& layer : model.layers()) {
     KVASIR_ASSIGN(const wire::LayerId id, model.layer_id(layer));
-    holdings.entries.push_back({.layer_id = id, .layer = layer.layer, .group = static_cast<wire::ExpertGroup>(layer.group),
-                                .n_expert = layer.n_expert, .n_embd = model.n_embd(), .experts = ExpertSet::all(layer.n_expert)});
+    layers[id] = &layer;
+    const ExpertSet experts = subject ? subject->experts(layer, id) : ExpertSet::all(layer.n_expert);
+    if (experts.empty()) continue;
+    // Not the model's width: some architectures run their experts in a narrower space.
+    KVASIR_ASSIGN(const wire::Recipe recipe, recipe_from_file(model, layer));
+    holdings.entries.push_back({.layer_id = id, .layer = layer.layer, .group = recipe.group, .n_expert = layer.n_expert,
+                                .n_embd = recipe.n_embd, .experts = experts});
   }
   KVASIR_ASSIGN(net::Listener listener, net::listen_on({"127.0.0.1", 0}));
-  return std::make_unique<RecorderImpl>(std::move(holdings), std::move(listener));
+  return std::make_unique<StandInImpl>(std::move(layers), subject, std::move(holdings), std::move(listener));
 }
 
 }  // namespace kvasir::verify
