@@ -33,6 +33,9 @@ WORK = BUILD / "test-work"
 # A sanitizer build of the plugin cannot be loaded into a llama.cpp built without one.
 SANITIZED = os.environ.get("KVASIR_SANITIZE", "") != ""
 
+# llama.cpp runs with one thread almost everywhere: OpenMP's threads spin while they wait for
+# each other, which on a busy machine makes a token a hundred times slower.
+
 # Generous: a machine under load must not turn a pass into a failure. Nothing waits this long
 # when things work.
 START_S = 60
@@ -177,7 +180,7 @@ class Worker(Process):
 class Server(Process):
     """llama-server on a unix socket, so that no port can be in the way."""
 
-    def __init__(self, model, socket_path, env, parallel=1, threads=2, extra=()):
+    def __init__(self, model, socket_path, env, parallel=1, threads=1, extra=()):
         self.socket_path = str(socket_path)
         super().__init__(["llama-server", "-m", model, "--host", self.socket_path, "--no-repack", "-t", threads, "-np", parallel,
                           "-c", 512 * parallel, "--no-webui", "--no-warmup", "--offline", *extra], env=env)
@@ -195,7 +198,11 @@ class Server(Process):
         connection = http.client.HTTPConnection("localhost", timeout=timeout)
         connection.sock = socket.socket(socket.AF_UNIX)
         connection.sock.settimeout(timeout)
-        connection.sock.connect(self.socket_path)
+        try:
+            connection.sock.connect(self.socket_path)
+        except OSError:
+            connection.close()
+            raise
         return connection
 
     def request(self, method, path, body=None, timeout=RUN_S):

@@ -54,7 +54,7 @@ class CommandLine(SystemTest):
         self.refuse(["worker", "--serve", "99999", "--slice", TINY], "99999")
         self.refuse(["worker", "--serve", "0"], "--slice")
 
-    def test_demo_of_a_dense_model(self):
+    def test_backbone_has_no_experts(self):
         backbone = self.folder / "backbone.gguf"
         harness.run([KVASIR, "slice", TINY, "--backbone", "-o", backbone])
         self.refuse(["slice", backbone, "-o", self.folder / "out.gguf"], "backbone")

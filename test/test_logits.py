@@ -12,8 +12,8 @@ import signal
 import harness
 from harness import HELD_OUT, LOGITS, TINY, SystemTest
 
-LONG_PROMPT = ["--text", HELD_OUT, "--prompt-tokens", 200, "--ubatch", 512, "--decode", 32, "--no-repack"]
-FOUR_SEQUENCES = ["--text", HELD_OUT, "--prompt-tokens", 37, "--n-seq", 4, "--decode", 16, "--no-repack"]
+LONG_PROMPT = ["--text", HELD_OUT, "--prompt-tokens", 200, "--ubatch", 512, "--decode", 32, "--threads", 1, "--no-repack"]
+FOUR_SEQUENCES = ["--text", HELD_OUT, "--prompt-tokens", 37, "--n-seq", 4, "--decode", 16, "--threads", 1, "--no-repack"]
 
 
 class Logits(SystemTest):
@@ -36,8 +36,11 @@ class Logits(SystemTest):
     def test_prompt_of_200_and_decode(self):
         self.check_all_equal(TINY, LONG_PROMPT)
 
-    def test_prompt_in_two_batches(self):
-        self.check_all_equal(TINY, ["--text", HELD_OUT, "--prompt-tokens", 200, "--ubatch", 64, "--decode", 8, "--no-repack"])
+    def test_two_threads(self):
+        self.check_all_equal(TINY, ["--text", HELD_OUT, "--prompt-tokens", 40, "--decode", 4, "--threads", 2, "--no-repack"])
+
+    def test_prompt_in_small_batches(self):
+        self.check_all_equal(TINY, ["--text", HELD_OUT, "--prompt-tokens", 200, "--ubatch", 64, "--decode", 8, "--threads", 1, "--no-repack"])
 
     def test_four_sequences_in_a_batch(self):
         self.check_all_equal(TINY, FOUR_SEQUENCES)
@@ -49,7 +52,7 @@ class Logits(SystemTest):
         self.check_all_equal(harness.requantized("F16"), LONG_PROMPT)
 
     def test_random_weights(self):
-        self.check_all_equal(harness.random_model(), ["--prompt-tokens", 200, "--decode", 32, "--no-repack"])
+        self.check_all_equal(harness.random_model(), ["--prompt-tokens", 200, "--decode", 32, "--threads", 1, "--no-repack"])
 
     def test_threads_of_the_worker_change_nothing(self):
         one = [w.link for w in self.three_workers(TINY)]

@@ -5,10 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <format>
-#include <fstream>
 #include <memory>
-#include <nlohmann/json.hpp>
-#include <numeric>
 #include <thread>
 
 #include "cli/commands.h"
@@ -89,7 +86,7 @@ Result<bool> compare(boost::asio::io_context& io, const fs::path& path, const fs
   KVASIR_ASSIGN(const DemoRun stock, run_stock(io, path, folder, options, /*repack=*/false, {}));
   KVASIR_ASSIGN(const DemoRun repacked, run_stock(io, path, folder, options, /*repack=*/true, {}));
 
-  std::printf("\n  %-30s  %-24s  %14s  %11s  %7s\n", "", "tokens identical", "remote / local", "bytes/token", "tok/s");
+  std::printf("%s\n  %-30s  %-24s  %14s  %11s  %7s\n", on_text ? "\n" : "", "", "tokens identical", "remote / local", "bytes/token", "tok/s");
   print_row("Kvasir, three workers", kvasir, &stock);
   print_row("llama.cpp --no-repack", stock, nullptr);
   print_row("llama.cpp, repacked weights", repacked, &stock);
@@ -102,7 +99,8 @@ Result<bool> compare(boost::asio::io_context& io, const fs::path& path, const fs
 }
 
 Result<fs::path> requantize(boost::asio::io_context& io, const fs::path& model, const fs::path& folder, const std::string& type) {
-  const fs::path out = folder / std::format("{}-{}.gguf", model.stem().string(), type);
+  const std::string stem = model.stem().string();
+  const fs::path out = folder / std::format("{}-{}.gguf", stem.substr(0, stem.rfind('-')), type);
   ChildOptions options{.executable = {}, .args = {"--allow-requantize", model.string(), out.string(), type, "1"}, .environment = {},
                        .log = folder / "quantize.log"};
   KVASIR_ASSIGN(options.executable, find_program("llama-quantize", "llama.cpp-tools"));
@@ -163,8 +161,8 @@ Result<bool> run(Options options) {
 
 void add_demo(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<Options>();
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  options->run.n_threads = std::clamp(cores, 1, 8);
+  // The workers have the other half.
+  options->run.n_threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 8);
   CLI::App* command = app.add_subcommand("demo", "Run a model over three workers on this machine and compare it with llama.cpp alone");
   command->add_option("--model", options->model, "GGUF file of a model with experts (default: the one shipped)");
   command->add_option("--prompts", options->n_prompts, "how many prompts")

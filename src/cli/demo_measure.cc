@@ -69,7 +69,7 @@ Result<Fallback> first_fallback(boost::asio::io_context& io, const gguf::MoeMode
 
 Status measure(boost::asio::io_context& io, const fs::path& path, const fs::path& folder, const DemoRunOptions& options) {
   KVASIR_ASSIGN(const gguf::MoeModel model, gguf::MoeModel::open(path.string()));
-  std::printf("\nDecode, tok/s, %d threads of llama.cpp:\n  %-24s %10s %10s\n", options.n_threads, "OMP_WAIT_POLICY", "active", "passive");
+  std::printf("\nDecode, tok/s, llama.cpp with --threads %d:\n  %-24s %10s %10s\n", options.n_threads, "OMP_WAIT_POLICY", "active", "passive");
   double speed[2][2] = {};
   const char* policies[2] = {"active", "passive"};
   {

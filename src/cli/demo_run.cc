@@ -48,8 +48,7 @@ double DemoRun::decode_per_s() const {
 
 std::uint64_t DemoRun::n_evaluated() const {
   std::uint64_t n = 0;
-  // The last token of a completion is not evaluated any more.
-  for (const Completion& c : completions) n += static_cast<std::uint64_t>(c.n_prompt) + (c.tokens.empty() ? 0 : c.tokens.size() - 1);
+  for (const Completion& c : completions) n += c.n_evaluated;
   return n;
 }
 

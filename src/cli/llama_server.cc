@@ -96,6 +96,12 @@ Result<long> request(const std::string& socket, const std::string& path, const s
   return status;
 }
 
+std::string greedy_request(const std::string& prompt, int n_tokens, bool stream) {
+  const json body = {{"prompt", prompt},   {"n_predict", n_tokens}, {"temperature", 0},      {"top_k", 1},
+                     {"ignore_eos", true}, {"stream", stream},      {"return_tokens", true}, {"cache_prompt", false}};
+  return body.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
 }  // namespace
 
 Result<std::unique_ptr<LlamaServer>> LlamaServer::start(boost::asio::io_context& io, const LlamaServerOptions& options) {
@@ -132,8 +138,19 @@ Status LlamaServer::wait_until_ready() {
 }
 
 Result<Completion> LlamaServer::complete(const std::string& prompt, int n_tokens, const std::function<void(std::string_view)>& on_text) {
-  const json body = {{"prompt", prompt},     {"n_predict", n_tokens}, {"temperature", 0},    {"top_k", 1},
-                     {"ignore_eos", true},   {"stream", true},        {"return_tokens", true}, {"cache_prompt", false}};
+  KVASIR_ASSIGN(Completion completion, stream(prompt, n_tokens, on_text));
+  // The last token is not evaluated any more.
+  completion.n_evaluated = static_cast<std::uint64_t>(completion.n_prompt + n_tokens - 1);
+  if (completion.tokens.size() == static_cast<std::size_t>(n_tokens)) return completion;
+  // A stream leaves out the tokens that end within a character; the answer in one piece has all.
+  KVASIR_ASSIGN(completion.tokens, tokens_of(prompt, n_tokens));
+  completion.n_evaluated *= 2;
+  if (completion.tokens.size() != static_cast<std::size_t>(n_tokens))
+    return fatal(std::format("llama-server generated {} tokens instead of {}.", completion.tokens.size(), n_tokens));
+  return completion;
+}
+
+Result<Completion> LlamaServer::stream(const std::string& prompt, int n_tokens, const std::function<void(std::string_view)>& on_text) {
   Completion completion;
   bool finished = false;
   std::string failure;
@@ -157,7 +174,7 @@ Result<Completion> LlamaServer::complete(const std::string& prompt, int n_tokens
       completion.decode_per_s = timings.value("predicted_per_second", 0.0);
     }
   });
-  KVASIR_ASSIGN(const long status, request(socket_, "/completion", body.dump(-1, ' ', false, json::error_handler_t::replace), reader));
+  KVASIR_ASSIGN(const long status, request(socket_, "/completion", greedy_request(prompt, n_tokens, /*stream=*/true), reader));
   if (status != 200) return fatal(std::format("llama-server answered HTTP {}: {}", status, reader.other()));
   if (!failure.empty()) return fatal("llama-server failed: " + failure);
   if (!finished) return fatal("llama-server's answer ended too early; " + child_.last_words());
@@ -189,6 +206,17 @@ Result<std::vector<float>> LlamaServer::next_token(const std::string& prompt) {
     if (value.is_number()) out[id] = value.get<float>();
   }
   return out;
+}
+
+Result<std::vector<int>> LlamaServer::tokens_of(const std::string& prompt, int n_tokens) {
+  EventReader reader([](const json&) {});
+  KVASIR_ASSIGN(const long status, request(socket_, "/completion", greedy_request(prompt, n_tokens, /*stream=*/false), reader));
+  if (status != 200) return fatal(std::format("llama-server answered HTTP {}: {}", status, reader.other()));
+  const json answer = json::parse(reader.other(), nullptr, /*allow_exceptions=*/false);
+  if (!answer.is_object()) return fatal("llama-server's answer is not JSON.");
+  std::vector<int> tokens;
+  for (const json& token : answer.value("tokens", json::array())) tokens.push_back(token.get<int>());
+  return tokens;
 }
 
 void LlamaServer::stop() { child_.stop(kStopGrace); }

@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <boost/asio/io_context.hpp>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -30,6 +31,7 @@ struct LlamaServerOptions {
 struct Completion {
   std::vector<int> tokens;
   int n_prompt = 0;            // tokens of the prompt
+  std::uint64_t n_evaluated = 0;  // tokens that went through the model for it
   double decode_per_s = 0.0;   // tokens a second, as the server measured it
   std::vector<double> gap_ms;  // before each token, as seen by the client
 };
@@ -50,6 +52,8 @@ class LlamaServer {
  private:
   explicit LlamaServer(boost::asio::io_context& io) : child_(io) {}
   Status wait_until_ready();
+  Result<Completion> stream(const std::string& prompt, int n_tokens, const std::function<void(std::string_view)>& on_text);
+  Result<std::vector<int>> tokens_of(const std::string& prompt, int n_tokens);
 
   ChildProcess child_;
   std::string socket_;
