@@ -54,6 +54,10 @@ class RawParser {
   Result<std::size_t> feed(ByteSpan input);
   bool complete() const { return complete_; }
   const RawRequest& request() const { return request_; }
+  // Once the head has come: what the whole request takes, and what its answer will.
+  bool head_known() const { return taken_ >= kRawHeadBytes; }
+  std::uint64_t request_bytes() const { return kRawHeadBytes + cur_bytes_ + sel_bytes_; }
+  std::uint64_t answer_bytes() const { return std::uint64_t{request_.n_used} * cur_bytes_; }
   // A request has begun and is not complete: what a caller's deadline watches.
   bool mid_request() const { return !complete_ && taken_ > 0; }
 

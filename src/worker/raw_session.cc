@@ -1,14 +1,15 @@
 #include "worker/raw_session.h"
 
 #include <algorithm>
-#include <cstring>
 #include <format>
+#include <optional>
+
+#include "wire/raw_framing.h"
 
 namespace kvasir::worker {
 namespace {
 
-constexpr std::size_t kHeadBytes = 8;
-constexpr std::size_t kReadAtOnceBytes = 1u << 20;  // memory follows the bytes that came
+constexpr std::size_t kReadAtOnceBytes = 64 * 1024;
 
 // Waits for the turn; the peer of this framing has nothing else to say meanwhile.
 Status take_turn(ServerCore& core, ComputeGate::Ticket& ticket, const Wake& wake) {
@@ -21,76 +22,79 @@ Status take_turn(ServerCore& core, ComputeGate::Ticket& ticket, const Wake& wake
 
 class RawSession {
  public:
-  RawSession(ServerCore& core, net::Stream& stream, const Wake& wake, BoundRecipe bound)
-      : core_(core), stream_(stream), wake_(wake), bound_(std::move(bound)) {}
+  // `first`: bytes already read, at most kReadAtOnceBytes.
+  RawSession(ServerCore& core, net::Stream& stream, const Wake& wake, BoundRecipe bound, ByteSpan first)
+      : core_(core), stream_(stream), wake_(wake), bound_(std::move(bound)), parser_(new_parser()), buffer_(kReadAtOnceBytes) {
+    std::ranges::copy(first, buffer_.begin());
+    unread_ = ByteSpan(buffer_).first(first.size());
+  }
 
-  // True: one request answered. False: the peer has closed.
-  Result<bool> serve_one(ByteSpan first) {
-    std::array<std::byte, kHeadBytes> head;
-    std::ranges::copy(first, head.begin());
-    KVASIR_ASSIGN(const bool open, read_head(std::span(head).subspan(first.size())));
+  // True: one request answered. False: the peer has closed, or this worker drains.
+  Result<bool> serve_one() {
+    KVASIR_ASSIGN(const bool open, read_head());
     if (!open) return false;
-    const auto n_used = load_le<std::int32_t>(head.data()), n_tokens = load_le<std::int32_t>(head.data() + 4);
-    if (n_used < 1 || n_tokens < 1 || n_used > static_cast<std::int32_t>(wire::kExpertsMax) ||
-        n_tokens > static_cast<std::int32_t>(wire::kExecRowsMax))
-      return fix_input(std::format("it sent n_used {} and n_tokens {}.", n_used, n_tokens));
-    const std::uint64_t n_embd = bound_.recipe.n_embd;
-    const std::uint64_t n_rows = static_cast<std::uint64_t>(n_tokens);
-    const std::uint64_t n_pairs = static_cast<std::uint64_t>(n_used) * n_rows;  // <= 2^30
-    const std::uint64_t rows_bytes = n_rows * n_embd * sizeof(float), answer_bytes = n_pairs * n_embd * sizeof(float);
-    const std::uint64_t body_bytes = rows_bytes + n_pairs * sizeof(std::int32_t);
-    if (n_pairs > wire::kExecPairsMax || body_bytes > wire::kFramePayloadBytesMax ||
-        answer_bytes > wire::kAnswerBytesMax)
-      return fix_input(std::format("{} tokens with {} experts each are too many for one request.", n_tokens, n_used));
-    const MemoryBudget::Share share = core_.budget.take(body_bytes + answer_bytes);
+    const std::uint64_t answer_bytes = parser_.answer_bytes();
+    const MemoryBudget::Share share = core_.budget.take(parser_.request_bytes() + answer_bytes);
     if (!share) return retry_later("there is no memory for its request now.");
+    KVASIR_TRY(read_body());
+    core_.stats.bytes_received += parser_.request_bytes();
 
-    KVASIR_TRY(read_body(body_bytes));
-    core_.stats.bytes_received += kHeadBytes + body_bytes;
-    std::vector<ffn::LocalPair> pairs(n_pairs);
-    for (std::size_t i = 0; i < n_pairs; ++i) {
-      const auto local = load_le<std::int32_t>(body_.data() + rows_bytes + i * sizeof(std::int32_t));
-      if (local < 0 || static_cast<std::uint32_t>(local) >= bound_.layer->tensors.n_local)
-        return fix_input(std::format("it asked for local expert {} of {}.", local, bound_.layer->tensors.n_local));
-      pairs[i] = {static_cast<std::uint32_t>(i / static_cast<std::size_t>(n_used)), static_cast<std::uint32_t>(local)};
-    }
-    float* out = out_.room_for(n_pairs * n_embd);
-    const auto* rows = reinterpret_cast<const float*>(body_.data());  // operator new aligns it
-    KVASIR_TRY(compute({rows, n_embd, static_cast<std::uint32_t>(n_rows)}, pairs, out));
-    KVASIR_TRY(send_whole(stream_, writer_, core_.options.timeouts,
-                          std::as_bytes(std::span(out, n_pairs * n_embd))));
+    const wire::RawRequest& request = parser_.request();
+    std::vector<ffn::LocalPair> pairs(request.answer_rows());
+    for (std::size_t i = 0; i < pairs.size(); ++i)
+      pairs[i] = {static_cast<std::uint32_t>(i / request.n_used), static_cast<std::uint32_t>(request.sel[i])};
+    const std::size_t n_embd = bound_.recipe.n_embd;
+    float* out = out_.room_for(pairs.size() * n_embd);
+    KVASIR_TRY(compute({request.cur.data(), n_embd, request.n_tokens}, pairs, out));
+    KVASIR_TRY(send_whole(stream_, writer_, core_.options.timeouts, std::as_bytes(std::span(out, pairs.size() * n_embd))));
     core_.stats.bytes_sent += answer_bytes;
     ++core_.stats.requests;
     out_.trim(kScratchBytesKept);
-    if (body_.capacity() > kScratchBytesKept) Bytes().swap(body_);
+    if (parser_.request_bytes() > kScratchBytesKept) parser_ = new_parser();
     return true;
   }
 
  private:
-  // An idle peer may wait as long as it likes; one that has begun may not.
-  Result<bool> read_head(std::span<std::byte> rest) {
-    std::size_t filled = kHeadBytes - rest.size();
-    while (filled == 0) {
-      if (core_.draining) return false;
-      KVASIR_ASSIGN(const net::IoResult got, stream_.read_some(rest));
-      if (got.state == net::IoState::kEnd) return false;
-      filled += got.bytes;
-      rest = rest.subspan(got.bytes);
-      if (got.state != net::IoState::kWouldBlock) continue;
-      wait_for(&stream_, /*reading=*/true, &wake_, monotonic_now() + std::chrono::hours(1));
+  wire::RawParser new_parser() const { return {bound_.recipe.n_embd, bound_.layer->tensors.n_local}; }
+
+  // Gives the parser what is there. False: the stream would block.
+  Result<bool> feed_some() {
+    if (unread_.empty()) {
+      KVASIR_ASSIGN(const net::IoResult got, stream_.read_some(buffer_));
+      if (got.state == net::IoState::kEnd) {
+        if (parser_.mid_request()) return retry_elsewhere("it closed the connection in the middle of a request.");
+        ended_ = true;
+        return true;
+      }
+      unread_ = ByteSpan(buffer_).first(got.bytes);
+      if (unread_.empty()) return false;
     }
-    return read_whole(stream_, rest, monotonic_now() + core_.options.timeouts.stall);
+    KVASIR_ASSIGN(const std::size_t taken, parser_.feed(unread_));
+    unread_ = unread_.subspan(taken);
+    return true;
   }
 
-  Status read_body(std::uint64_t bytes) {
-    body_.clear();
-    while (body_.size() < bytes) {
-      const std::size_t at = body_.size();
-      const std::size_t n = std::min<std::uint64_t>(bytes - at, kReadAtOnceBytes);
-      body_.resize(at + n);
-      KVASIR_ASSIGN(const bool open, read_whole(stream_, std::span(body_).subspan(at),
-                                                monotonic_now() + time_allowed(core_.options.timeouts, n)));
-      if (!open) return retry_elsewhere("it closed the connection in the middle of a request.");
+  // An idle peer may wait as long as it likes; one that has begun may not.
+  Result<bool> read_head() {
+    std::optional<TimePoint> deadline;
+    while (true) {
+      if (core_.draining && !parser_.mid_request() && unread_.empty()) return false;
+      KVASIR_ASSIGN(const bool fed, feed_some());
+      if (ended_) return false;
+      if (fed && parser_.head_known()) return true;  // until it is fed, it stands at the request before
+      if (!deadline && parser_.mid_request()) deadline = monotonic_now() + core_.options.timeouts.stall;
+      if (deadline && monotonic_now() > *deadline) return retry_elsewhere("it stopped in the middle of a request.");
+      if (!fed) wait_for(&stream_, /*reading=*/true, &wake_, deadline.value_or(monotonic_now() + std::chrono::hours(1)));
+    }
+  }
+
+  Status read_body() {
+    const TimePoint deadline = monotonic_now() + time_allowed(core_.options.timeouts, parser_.request_bytes());
+    while (!parser_.complete()) {
+      KVASIR_ASSIGN(const bool fed, feed_some());
+      if (parser_.complete()) break;
+      if (monotonic_now() > deadline) return retry_elsewhere("it stopped in the middle of a request.");
+      if (!fed) wait_for(&stream_, /*reading=*/true, nullptr, deadline);
     }
     return {};
   }
@@ -113,7 +117,10 @@ class RawSession {
   const Wake& wake_;
   const BoundRecipe bound_;
   net::FrameWriter writer_;
-  Bytes body_;
+  wire::RawParser parser_;
+  Bytes buffer_;
+  ByteSpan unread_;  // of the buffer: not yet parsed
+  bool ended_ = false;
   Scratch<float> out_;
 };
 
@@ -141,11 +148,10 @@ Status serve_raw(ServerCore& core, net::Stream& stream, const Wake& wake, ByteSp
   if (!core.options.raw_framing)
     return fix_input("it does not speak Kvasir's protocol, and the older framing is not served on this port.");
   KVASIR_ASSIGN(BoundRecipe bound, choose_raw_layer(core.store, core.options.raw_layer));
-  RawSession session(core, stream, wake, std::move(bound));
+  RawSession session(core, stream, wake, std::move(bound), first);
   while (true) {
-    KVASIR_ASSIGN(const bool open, session.serve_one(first));
+    KVASIR_ASSIGN(const bool open, session.serve_one());
     if (!open) return {};
-    first = {};
   }
 }
 
