@@ -33,8 +33,8 @@ WORK = BUILD / "test-work"
 # A sanitizer build of the plugin cannot be loaded into a llama.cpp built without one.
 SANITIZED = os.environ.get("KVASIR_SANITIZE", "") != ""
 
-# llama.cpp runs with one thread almost everywhere: OpenMP's threads spin while they wait for
-# each other, which on a busy machine makes a token a hundred times slower.
+# OpenMP's threads spin while they wait for each other, which on a busy machine makes a token a
+# hundred times slower: here they sleep, and llama.cpp has one thread almost everywhere.
 
 # Generous: a machine under load must not turn a pass into a failure. Nothing waits this long
 # when things work.
@@ -48,6 +48,7 @@ PROMPTS = ["In the beginning", "And the LORD said unto Moses,", "It is a truth u
 def clean_environment(**extra):
     """This process's environment without KVASIR_ and GGML_ variables, plus `extra`."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("KVASIR_", "GGML_", "LLAMA_"))}
+    env["OMP_WAIT_POLICY"] = "passive"
     env.update({k: str(v) for k, v in extra.items() if v is not None})
     return env
 
@@ -234,24 +235,29 @@ class Server(Process):
     def try_complete(self, prompt, n_predict=64, **extra):
         return self.request("POST", "/completion", self._greedy(prompt, n_predict, **extra))
 
-    def stream(self, prompt, n_predict, at_token, action):
-        """(HTTP status, token ids), with `action` called when the token numbered `at_token` has come."""
+    def stream_together(self, prompts, n_predict, at_token=None, action=None):
+        """(HTTP status, token ids by prompt) of several prompts in one request: the server starts them in the same
+        step, so that every batch has the same rows in each run, whatever the timing. `action` is called when the first
+        prompt's token numbered `at_token` has come. Tokens that end within a character are not streamed."""
         connection = self._connect(RUN_S)
         try:
-            connection.request("POST", "/completion", json.dumps(self._greedy(prompt, n_predict, stream=True)),
+            connection.request("POST", "/completion", json.dumps(self._greedy(prompts, n_predict, stream=True)),
                                {"Content-Type": "application/json"})
             answer = connection.getresponse()
-            tokens, done = [], False
+            tokens, running = [[] for _ in prompts], len(prompts)
             for line in answer:
-                if not line.startswith(b"data: "):
+                if not line.startswith(b"data: {"):
                     continue
                 event = json.loads(line[6:])
-                if event.get("stop"):
-                    break
-                tokens += event.get("tokens", [])
-                if not done and len(tokens) >= at_token:
-                    done = True
+                if "error" in event:
+                    return 500, event
+                tokens[event["index"]] += event.get("tokens", [])
+                running -= bool(event.get("stop"))
+                if action is not None and len(tokens[0]) >= at_token:
                     action()
+                    action = None
+                if running == 0:
+                    break
             return answer.status, tokens
         finally:
             connection.close()
