@@ -102,10 +102,11 @@ Result<Answers> ask_stock(boost::asio::io_context& io, const GatePlan& plan) {
   return answers;
 }
 
-Result<Answers> ask_with_plugin(boost::asio::io_context& io, const GatePlan& plan, const std::string& workers, const std::string& token) {
+Result<Answers> ask_with_plugin(boost::asio::io_context& io, const GatePlan& plan, const PluginRun& run) {
   const fs::path stats = plan.folder / "verify-stats.json";
-  KVASIR_ASSIGN(Environment environment, plugin_environment(workers, stats));
-  if (!token.empty()) environment["KVASIR_TOKEN"] = token;
+  KVASIR_ASSIGN(Environment environment, plugin_environment(run.workers, stats));
+  if (!run.token.empty()) environment["KVASIR_TOKEN"] = run.token;
+  environment["KVASIR_LOCAL"] = run.may_compute_here ? "fallback" : "never";
   KVASIR_ASSIGN(const auto server, LlamaServer::start(io, server_options(plan, "kvasir", std::move(environment))));
   KVASIR_ASSIGN(Answers answers, ask(*server, plan));
   server->stop();

@@ -32,8 +32,12 @@ struct Answers {
   DemoCounters counters;  // the plugin's
 };
 Result<Answers> ask_stock(boost::asio::io_context& io, const GatePlan& plan);
-// `workers` as KVASIR_WORKERS wants them.
-Result<Answers> ask_with_plugin(boost::asio::io_context& io, const GatePlan& plan, const std::string& workers, const std::string& token);
+struct PluginRun {
+  std::string workers;  // as KVASIR_WORKERS wants them
+  std::string token;
+  bool may_compute_here = false;  // what no worker holds or answers in time
+};
+Result<Answers> ask_with_plugin(boost::asio::io_context& io, const GatePlan& plan, const PluginRun& run);
 
 // The layers' recipes and some of the model's own activations, read off one short run.
 Result<std::map<wire::LayerId, verify::LayerRows>> record_rows(boost::asio::io_context& io, const GatePlan& plan, const gguf::MoeModel& model);

@@ -58,6 +58,17 @@ json to_json(const SubjectReport& report) {
           {"layers", std::move(layers)}};
 }
 
+std::string verdict(const GateReport& report) {
+  const auto n_refused = std::ranges::count_if(report.subjects, [](const SubjectReport& s) { return !s.passes(); });
+  if (n_refused > 0) return std::format("REFUSED: {} of {} fail, see above.", n_refused, report.subjects.size());
+  if (report.tokens && report.counters.pairs_remote == 0) return "REFUSED: llama.cpp got no expert's answer from them.";
+  if (!report.tokens_pass())
+    return report.exact() ? "REFUSED: the experts are right, and yet llama.cpp's logits are not the same bits."
+                          : "REFUSED: near enough to the oracle, but not every token is llama.cpp's.";
+  if (report.exact()) return "Accepted: the same bits as llama.cpp.";
+  return std::string("Accepted in fast numerics: as near to the oracle as this CPU") + (report.tokens ? ", and the same tokens." : ".");
+}
+
 // Why a subject is refused, one line a reason.
 void print_refusals(const SubjectReport& report) {
   std::size_t shown = 0, n_bad = 0;
@@ -168,9 +179,7 @@ bool print(const GateReport& report, bool as_json) {
     std::printf("    pairs                     %llu by workers, %llu here\n", static_cast<unsigned long long>(report.counters.pairs_remote),
                 static_cast<unsigned long long>(report.counters.pairs_local));
   }
-  std::printf("\n%s\n", !accepted        ? "REFUSED: see above."
-                        : report.exact() ? "Accepted: the same bits as llama.cpp."
-                                         : "Accepted in fast numerics: as near to the oracle as this CPU, and the same tokens.");
+  std::printf("\n%s\n", verdict(report).c_str());
   return accepted;
 }
 
