@@ -288,7 +288,8 @@ void add_market_routes(Router& router, Hub& hub) {
               .body_example = R"({"model":"","max_experts":64,"memory_bytes":340000000,"worker_id":"laptop"})",
               .answer_example = R"({"assigned":true,"model":"qwen","layer":0,"experts":[128,192],"scarcity":0.5,"replicas":1,"target":2,"n_embd":3072,
                 "n_layer":48,"n_expert":256,"reservation":"00","expires_in_s":60.0,
-                "also":[{"layer":1,"experts":[0,16],"scarcity":0.5,"replicas":1,"target":2}]})",
+                "also":[{"layer":1,"experts":[0,16],"scarcity":0.5,"replicas":1,"target":2}],
+                "reason":"of assigned: false","retry_after_s":10.0})",
               .handler = [&hub](const Request& request) { return volunteer(hub, request); }});
 }
 

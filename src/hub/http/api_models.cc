@@ -131,7 +131,8 @@ void add_model_routes(Router& router, Hub& hub) {
               .scopes = nodes,
               .query = {{"layers", "only these, e.g. 0:2", false}},
               .body_example = {},
-              .answer_example = R"({"name":"qwen","n_layer":48,"n_expert":256,"n_embd":3072,"layers":[{"layer":0,"group":"exps","n_expert":256,
+              .answer_example = R"({"name":"qwen","architecture":"qwen3moe","n_layer":48,"n_expert":256,"n_expert_used":8,"n_embd":3072,"bytes":1,
+                "ready":true,"slabs":1,"slabs_hashed":1,"layers":[{"layer":0,"group":"exps","n_expert":256,
                 "layer_id":"00","bytes_per_expert":1,"tensors":[{"name":"blk.0.ffn_up_exps.weight","type":"q4_K","shape":[1,1,1,1],
                 "per_expert":true,"bytes_per_slab":1,"blake3":["00"]}]}]})",
               .handler = [&hub](const Request& request) { return manifest(hub, request); }});

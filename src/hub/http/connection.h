@@ -23,6 +23,7 @@ using Tcp = asio::ip::tcp;
 
 inline constexpr auto kQuiet = asio::as_tuple(asio::use_awaitable);
 inline constexpr std::uint64_t kSendFileBytesMax = 1u << 20;  // by one call
+inline constexpr std::size_t kFirstReadBytes = 512;
 inline constexpr std::size_t kCopyBytes = 64 * 1024;          // through memory (TLS)
 inline constexpr std::size_t kDrainBytesMax = 4u << 20;        // read and dropped after a refusal
 inline constexpr Nanos kDrainTimeout = std::chrono::seconds(2);
@@ -89,17 +90,14 @@ class Connection final : public Watched, public std::enable_shared_from_this<Con
   // Whether the connection can take another request.
   asio::awaitable<bool> one_request() {
     const ServerOptions& options = shared_->options;
-    // Nothing is allocated for a connection that idles.
     if (buffer_.size() == 0) {
+      // A fresh buffer: a connection that idles holds next to nothing.
       buffer_ = beast::flat_buffer(options.header_bytes_max + kBodyBytesMax);
       set_deadline(options.idle_timeout);
       set_idle(true);
-      bool pending = false;
-      if constexpr (kIsTls<Stream>) pending = SSL_pending(stream_.native_handle()) > 0;
-      if (!pending) {
-        const auto [error] = co_await socket().async_wait(Tcp::socket::wait_read, kQuiet);
-        if (error) co_return false;
-      }
+      const auto [error, n] = co_await stream_.async_read_some(buffer_.prepare(kFirstReadBytes), kQuiet);
+      if (error) co_return false;
+      buffer_.commit(n);
       set_idle(false);
     }
     set_deadline(options.header_timeout);

@@ -113,6 +113,7 @@ class HttpServer final : public Server {
   template <typename C>
   void launch(std::shared_ptr<C> connection, std::string address) {
     connection->address = std::move(address);
+    connection->set_idle(true);  // until its first byte it may have to make room
     const bool welcome = shared_->enter(connection);
     const auto on_end = [connection, shared = shared_](const std::exception_ptr& thrown) {
       shared->leave(*connection);

@@ -71,31 +71,26 @@ class Shared {
   // Makes room first: false when nobody can be asked to leave.
   bool enter(const std::shared_ptr<Watched>& connection) {
     const std::lock_guard lock(connections_mutex_);
-    std::size_t& of_address = per_address_[connection->address];
+    const auto neighbours = per_address_.find(connection->address);
     const bool crowded = connections_.size() >= options.connections_max;
-    const bool crowd_of_one = of_address >= options.connections_per_address_max;
+    const bool crowd_of_one = neighbours != per_address_.end() && neighbours->second >= options.connections_per_address_max;
     if (crowded || crowd_of_one) {
       Watched* oldest = nullptr;
       for (const auto& [raw, each] : connections_)
         if (each->idle_since() != 0 && (crowded || each->address == connection->address) &&
             (oldest == nullptr || each->idle_since() < oldest->idle_since()))
           oldest = raw;
-      if (oldest == nullptr) {
-        if (of_address == 0) per_address_.erase(connection->address);
-        return false;
-      }
-      oldest->set_idle(false);  // it is leaving: nobody counts on it twice
-      oldest->abort();
+      if (oldest == nullptr) return false;
+      oldest->abort();  // keeps it alive until it is done
+      forget(*oldest);
     }
-    ++of_address;
+    ++per_address_[connection->address];
     connections_.emplace(connection.get(), connection);
     return true;
   }
   void leave(Watched& connection) {
     const std::lock_guard lock(connections_mutex_);
-    if (connections_.erase(&connection) == 0) return;
-    const auto found = per_address_.find(connection.address);
-    if (--found->second == 0) per_address_.erase(found);
+    forget(connection);
   }
   std::size_t connection_count() const {
     const std::lock_guard lock(connections_mutex_);
@@ -110,6 +105,12 @@ class Shared {
   }
 
  private:
+  void forget(Watched& connection) {
+    if (connections_.erase(&connection) == 0) return;
+    const auto found = per_address_.find(connection.address);
+    if (--found->second == 0) per_address_.erase(found);
+  }
+
   std::mutex limiters_;
   RateLimiter address_limiter_, token_limiter_;
   mutable std::mutex connections_mutex_;

@@ -1,0 +1,98 @@
+// For tests: a hub with a small model, listening on loopback.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gguf/synth.h"
+#include "hub/http/hub.h"
+#include "hub/http/server.h"
+#include "hub/http/test_client.h"
+
+namespace kvasir::hub {
+
+class TestHub {
+ public:
+  struct Options {
+    MarketOptions market{};
+    ServerOptions server{};
+    bool no_proof = false;
+  };
+
+  explicit TestHub(Options options) {
+    char folder[] = "/tmp/kvasir-hub-XXXXXX";
+    EXPECT_NE(::mkdtemp(folder), nullptr);
+    top = folder;
+    std::filesystem::create_directories(top / "models");
+    std::filesystem::create_directories(top / "data");
+    write_model("m", 1);
+    HubOptions hub_options;
+    hub_options.data_dir = top / "data";
+    hub_options.models_dir = top / "models";
+    hub_options.market = options.market;
+    hub_options.market.proof = !options.no_proof;
+    hub_options.version = "test";
+    const auto log = [this](const std::string& line) {
+      const std::lock_guard lock(mutex);
+      lines.push_back(line);
+    };
+    auto made = Hub::create(hub_options, make_memory_store(), log);
+    EXPECT_TRUE(made) << made.error().message;
+    hub = *std::move(made);
+    options.server.listen = {"127.0.0.1", 0};
+    auto started = Server::start(options.server, hub->router(), hub->authenticator(), log);
+    EXPECT_TRUE(started) << started.error().message;
+    server = *std::move(started);
+    worker = token(Scope::kWorker);
+    backbone = token(Scope::kBackbone);
+    admin = token(Scope::kAdmin);
+  }
+  TestHub() : TestHub(Options{}) {}
+  ~TestHub() {
+    server.reset();
+    hub.reset();
+    std::filesystem::remove_all(top);
+  }
+
+  // 2 layers of 8 experts, about 100 kB an expert.
+  void write_model(const std::string& name, std::uint64_t seed) const {
+    gguf::SynthOptions synth;
+    synth.seed = seed;
+    const auto path = top / "models" / (name + ".gguf");
+    EXPECT_TRUE(gguf::write_synthetic(synth, path.string() + ".new"));
+    std::filesystem::rename(path.string() + ".new", path);
+  }
+
+  std::string token(Scope scope, std::optional<UnixSeconds> expires = std::nullopt) const {
+    const NewToken made = make_token(scope, "", expires, unix_now());
+    EXPECT_TRUE(hub->store().put_token(made.record));
+    return made.text;
+  }
+
+  void wait_ready() const {
+    for (int i = 0; i < 1000 && !hub->catalogue().find("m")->ready(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    EXPECT_TRUE(hub->catalogue().find("m")->ready());
+  }
+  TestClient client() const { return TestClient(server->port()); }
+  std::string log_text() {
+    const std::lock_guard lock(mutex);
+    std::string out;
+    for (const std::string& line : lines) out += line + "\n";
+    return out;
+  }
+
+  std::filesystem::path top;
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  std::unique_ptr<Hub> hub;
+  std::unique_ptr<Server> server;
+  std::string worker, backbone, admin;
+};
+
+}  // namespace kvasir::hub
