@@ -2,6 +2,7 @@
 // them and reading that through must end in an error or a result, never in a crash.
 
 #include <cstdint>
+#include <cstdio>
 #include <span>
 
 #include "gguf/moe_model.h"
@@ -13,6 +14,14 @@ namespace {
 
 using namespace kvasir;
 using namespace kvasir::gguf;
+
+// A result that had to come did not.
+template <typename T>
+void must(const char* what, const Result<T>& result) {
+  if (result) return;
+  std::fprintf(stderr, "%s: %s\n", what, result.error().message.c_str());
+  __builtin_trap();
+}
 
 // Values read on demand, which opening the file has only walked over.
 void read_values(const GgufFile& file) {
@@ -39,12 +48,13 @@ void use_experts(const MoeModel& model) {
   if (!hashes) return;
   const SourcePtr stream = make_slice_source(*layout, *hashes, "slice");
   Bytes whole(static_cast<std::size_t>(stream->size()));
-  if (!stream->read_at(0, whole)) __builtin_trap();
+  must("streaming a slice", stream->read_at(0, whole));
   // What was cut can be read, and is what it was cut from.
   auto files = ModelFiles::from_source(make_memory_source("slice", whole));
-  if (!files) __builtin_trap();
+  must("reading the slice", files);
   const auto slice = MoeModel::from_files(*std::move(files));
-  if (!slice || !verify(*slice, model)) __builtin_trap();
+  must("seeing experts in the slice", slice);
+  must("comparing the slice", verify(*slice, model));
 }
 
 }  // namespace

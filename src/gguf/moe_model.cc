@@ -170,7 +170,7 @@ Status MoeModel::finish_layer(LayerExperts& layer) {
 
   for (ExpertTensor& tensor : layer.tensors) {
     tensor.per_expert = is_stacked(tensor, n_stacked);
-    if (tensor.per_expert && kind_ == FileKind::kSlice) {
+    if (tensor.per_expert && kind_ == FileKind::kSlice && tensor.id.part != ExpertPart::kWeight) {
       // A shared side tensor can have as many values as experts are held; then the number
       // of hashes tells which it is.
       const KeyValue* hashes = files_.metadata().find(slice_hashes_key(tensor.name));
