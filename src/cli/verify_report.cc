@@ -159,13 +159,13 @@ bool print(const GateReport& report, bool as_json) {
   }
   std::printf("\n%s: %s, %u layers, %u experts\n", base_name(report.file).c_str(), report.model->architecture().c_str(),
               report.model->n_layer(), report.model->n_expert());
-  std::printf("\n  %-22s %7s  %5s  %-12s %-12s %-9s %-14s %s\n", "experts, one by one", "experts", "exact", "cosine", "of this CPU",
-              "max|Δ|", "allclose(1e-3)", "");
+  std::printf("\n  %-22s %7s  %5s  %-12s %-12s %-9s %-8s %-14s\n", "experts, one by one", "experts", "exact", "cosine", "of this CPU",
+              "max|Δ|", "relative", "allclose(1e-3)");
   for (const SubjectReport& subject : report.subjects) {
     const SubjectSum sum = sum_of(subject);
-    std::printf("  %-22s %7llu  %5s  %-12s %-12s %-8s %-14s %s\n", subject.name.c_str(), static_cast<unsigned long long>(sum.n_experts),
+    std::printf("  %-22s %7llu  %5s  %-12s %-12s %-8s %-8s %-14s %s\n", subject.name.c_str(), static_cast<unsigned long long>(sum.n_experts),
                 subject.exact ? "yes" : "no", cosine(sum.subject.cosine()).c_str(), cosine(sum.reference.cosine()).c_str(),
-                number(sum.subject.max_abs()).c_str(), sum.subject.all_close(verify::kRowsCloseTolerance) ? "yes" : "no",
+                number(sum.subject.max_abs()).c_str(), number(sum.subject.max_relative()).c_str(), sum.subject.all_close(verify::kRowsCloseTolerance) ? "yes" : "no",
                 subject.passes() ? "ok" : "REFUSED");
     if (!subject.why_not_exact.empty()) std::printf("    not exact: %s\n", subject.why_not_exact.c_str());
     print_refusals(subject);
