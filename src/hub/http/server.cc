@@ -9,6 +9,7 @@ namespace kvasir::hub {
 namespace {
 
 constexpr int kSocketThreads = 2;
+constexpr int kBacklog = 4096;
 constexpr auto kWatchInterval = std::chrono::milliseconds(250);
 constexpr auto kAcceptPause = std::chrono::milliseconds(50);  // when descriptors run out
 
@@ -30,6 +31,8 @@ class HttpServer final : public Server {
       return fatal(std::format("cannot listen: {}.", errno_text(errno)));
     boost::system::error_code error;
     acceptor_.assign(bound.ss_family == AF_INET6 ? Tcp::v6() : Tcp::v4(), ::dup(listener.fd.get()), error);
+    // A longer queue than workers need: many nodes come at once after a hub's restart.
+    if (!error) acceptor_.listen(kBacklog, error);
     if (error) return fatal(std::format("cannot listen: {}.", error.message()));
     if (!options.certificate_file.empty()) {
       KVASIR_TRY(load_certificate());
