@@ -119,6 +119,10 @@ Status MoeModel::read_metadata() {
   n_expert_ = number("expert_count");
   n_expert_used_ = number("expert_used_count");
   n_embd_ = number("embedding_length");
+  // Layers and experts are counted through below, so their numbers are bounded like everything read.
+  if (n_layer_ > kMaxLayers || n_expert_ > kMaxExperts)
+    return fix_input(std::format("'{}' is not valid: it claims {} layers and {} experts, past the limits of {} and {}.",
+                                 file.name(), n_layer_, n_expert_, kMaxLayers, kMaxExperts));
   return {};
 }
 
