@@ -98,7 +98,7 @@ class FramedClient:
 
     def _read_holdings(self):
         _, _, payload = self._frame(HOLDINGS)
-        (count,), at, out = struct.unpack_from("<I", payload, 0), 4, {}
+        (_, count), at, out = struct.unpack_from("<QI", payload, 0), 12, {}
         for _ in range(count):
             layer, group, n_expert, n_embd, n_ranges = struct.unpack_from("<5I", payload, at + 32)
             ranges = [struct.unpack_from("<II", payload, at + 52 + 8 * i) for i in range(n_ranges)]

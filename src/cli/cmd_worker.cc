@@ -132,6 +132,7 @@ Result<bool> serve(const Options& options) {
   server_options.raw_layer = options.layer;
   server_options.software = std::string("kvasir ") + KVASIR_VERSION;
   server_options.stats_file = options.stats_file;
+  server_options.memory_bytes = options.memory_bytes;
   KVASIR_ASSIGN(server_options.token, read_token(options));
   if (!server_options.token.empty()) server_options.raw_framing = options.insecure;  // that framing has no token
   std::optional<net::TlsIdentity> identity;
@@ -147,6 +148,7 @@ Result<bool> serve(const Options& options) {
   if (options.only_that_layer) store_options.only_layer = options.layer;
   KVASIR_ASSIGN(worker::SliceStore store, worker::SliceStore::load(options.slices, store_options));
   if (options.layer) KVASIR_TRY(worker::choose_raw_layer(store, options.layer));
+  KVASIR_ASSIGN(ggml_backend_dev_t device, ffn::find_device(options.device));
   const int n_threads =
       options.n_threads > 0 ? options.n_threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   KVASIR_ASSIGN(auto engine, ffn::Engine::create({.device = options.device, .n_threads = n_threads}));
@@ -157,7 +159,7 @@ Result<bool> serve(const Options& options) {
   for (const worker::HeldLayerPtr& layer : store.layers()) n_experts += layer->experts.size();
   const std::size_t n_layers = store.layers().size();
   KVASIR_ASSIGN(const std::unique_ptr<worker::Server> server,
-                worker::Server::listen(where, std::move(store), std::move(engine), std::move(numerics_id),
+                worker::Server::listen(where, std::move(store), ggml_backend_dev_buffer_type(device), std::move(engine), std::move(numerics_id),
                                        std::move(server_options)));
   running = server.get();
   std::signal(SIGTERM, on_stop_signal);
@@ -196,7 +198,7 @@ void add_worker(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("worker", "Serve experts to backbones");
   add_common(*command, *options);
   auto* slice = command->add_option("--slice", options->slices, "slices (or whole models) to serve; none: an empty worker");
-  auto* memory = command->add_option("--memory", options->memory_bytes, "bytes that experts may take (K, M, G)")
+  auto* memory = command->add_option("--memory", options->memory_bytes, "bytes that experts may take (K, M, G); backbones may then upload some")
                      ->transform(CLI::AsSizeValue(false));
   command->add_option("--device", options->device, "ggml device to compute on, e.g. Vulkan0");
   command->add_option("--queue", options->queue, "requests that may wait; more are refused as busy")

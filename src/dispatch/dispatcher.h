@@ -107,6 +107,15 @@ struct Round {
 // are missing are passed in one call, so that exact numerics hold.
 using LocalCompute = std::function<Status(const Round& round, std::span<const std::uint32_t> indices)>;
 
+// How to hand the experts of a layer to a worker that offers memory.
+struct SliceMaker {
+  // The length of a slice is at most fixed_bytes + n * bytes_per_expert.
+  std::uint64_t fixed_bytes = 0;
+  std::uint64_t bytes_per_expert = 1;
+  // A slice file's bytes (docs/slice-format.md) with these experts of the layer, under its id.
+  std::function<Result<Bytes>(const ExpertSet& experts)> make;
+};
+
 class RoundDriver {
  public:
   virtual ~RoundDriver() = default;
@@ -120,6 +129,11 @@ class Dispatcher {
   virtual ~Dispatcher() = default;
 
   virtual const Layer& register_layer(const wire::LayerId& id, std::uint32_t layer, const wire::Recipe& recipe) = 0;
+  // Whether a worker holds experts under this id. The first call gives workers connect_wait.
+  virtual bool any_holds(const wire::LayerId& id, wire::ExpertGroup group) = 0;
+  // Uploads the experts that no worker holds to those that offer memory. Returns when the
+  // workers list them, or have failed: their pairs are then computed as if nobody held them.
+  virtual void upload_missing(const Layer& layer, const SliceMaker& slices) = 0;
   virtual std::unique_ptr<RoundDriver> make_driver() = 0;
   virtual Stats stats() const = 0;
   virtual std::vector<LayerTimes> layer_times() const = 0;

@@ -23,6 +23,7 @@ constexpr auto kVariables = std::to_array<Variable>({
     {"KVASIR_NUMERICS", "exact", "numeric class"},
     {"KVASIR_LOCAL", "fallback|never|only", "what to do with pairs no worker answers"},
     {"KVASIR_REPLICA", "mmap|ram", "where the local replica of the experts lives"},
+    {"KVASIR_UPLOAD", "0|1", "hand experts that no worker holds to workers that offer memory"},
     {"KVASIR_CONNECT_MS", "0:60000", "how long the first round waits for workers that are still connecting"},
     {"KVASIR_STATS", "0|1", "print counters on stderr at exit"},
     {"KVASIR_STATS_FILE", "file", "counters as JSON, rewritten each second"},
@@ -88,6 +89,7 @@ Result<Config> load_config(const std::function<std::optional<std::string>(std::s
                                  config.dispatch.local));
   KVASIR_TRY(choose<Replica>(values, "KVASIR_REPLICA", {{"mmap", Replica::kMmap}, {"ram", Replica::kRam}}, config.replica));
   KVASIR_TRY(choose<wire::Numerics>(values, "KVASIR_NUMERICS", {{"exact", wire::Numerics::kExact}}, config.dispatch.numerics));
+  KVASIR_TRY(choose<bool>(values, "KVASIR_UPLOAD", {{"0", false}, {"1", true}}, config.upload));
   KVASIR_TRY(choose<bool>(values, "KVASIR_STATS", {{"0", false}, {"1", true}}, config.stats_at_exit));
   if (const auto it = values.find("KVASIR_STATS_FILE"); it != values.end()) config.stats_file = it->second;
   if (const auto it = values.find("KVASIR_TOKEN"); it != values.end()) config.dispatch.token = it->second;

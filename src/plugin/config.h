@@ -24,6 +24,7 @@ enum class Replica {
 struct Config {
   dispatch::Options dispatch;
   Replica replica = Replica::kMmap;
+  bool upload = false;  // hand workers the experts that none holds
   bool stats_at_exit = false;
   std::string stats_file;  // empty: none
 };

@@ -10,7 +10,7 @@
 
 #include "base/check.h"
 #include "ffn/engine.h"
-#include "gguf/layer_id.h"
+#include "plugin/layer_upload.h"
 
 namespace kvasir::plugin {
 namespace {
@@ -20,18 +20,6 @@ Runtime* g_runtime = nullptr;
 constexpr auto kStatsPeriod = std::chrono::seconds(1);
 // A model has one entry per activation it uses; more means that the entries are not distinct.
 constexpr std::size_t kUnknownMax = 256;
-
-Result<wire::LayerId> layer_id_of(const ExpertFfn& ffn) {
-  std::vector<gguf::LayerIdMemoryTensor> weights;
-  for (const ggml_tensor* t : {ffn.tensors.gate, ffn.tensors.up, ffn.tensors.gate_up, ffn.tensors.down}) {
-    if (t == nullptr) continue;
-    weights.push_back({.name = ggml_get_name(t),
-                       .type = t->type,
-                       .ne = {static_cast<std::uint64_t>(t->ne[0]), static_cast<std::uint64_t>(t->ne[1]), static_cast<std::uint64_t>(t->ne[2])},
-                       .data = static_cast<const std::byte*>(t->data)});
-  }
-  return gguf::compute_layer_id(weights);
-}
 
 void write_stats_file(Runtime& runtime, const std::string& path) {
   // By rename, so that a reader never sees half a file.
@@ -102,12 +90,33 @@ Result<dispatch::Dispatcher*> Runtime::dispatcher() {
 
 Result<const dispatch::Layer*> Runtime::layer_of(const ExpertFfn& ffn) {
   const void* key = ffn.tensors.down->data;
+  const auto known = [&]() -> const dispatch::Layer* {
+    std::lock_guard lock(mutex_);
+    const auto it = layers_.find(key);
+    return it == layers_.end() ? nullptr : it->second;
+  };
+  if (const dispatch::Layer* layer = known()) return layer;
+  std::lock_guard one(registering_);
+  if (const dispatch::Layer* layer = known()) return layer;
+  KVASIR_ASSIGN(const dispatch::Layer* layer, register_layer(ffn));
   std::lock_guard lock(mutex_);
-  if (const auto it = layers_.find(key); it != layers_.end()) return it->second;
+  layers_[key] = layer;
+  return layer;
+}
+
+Result<const dispatch::Layer*> Runtime::register_layer(const ExpertFfn& ffn) {
   KVASIR_ASSIGN(dispatch::Dispatcher * dispatcher, this->dispatcher());
   KVASIR_ASSIGN(const wire::LayerId id, layer_id_of(ffn));
-  const dispatch::Layer& layer = dispatcher->register_layer(id, ffn.layer, ffn.recipe);
-  layers_[key] = &layer;
+  if (!config_.upload) return &dispatcher->register_layer(id, ffn.layer, ffn.recipe);
+  Result<LayerUpload> upload = LayerUpload::make(ffn, id);
+  if (!upload) {
+    note_unknown(upload.error().message);
+    return &dispatcher->register_layer(id, ffn.layer, ffn.recipe);
+  }
+  // Where workers have slices of this layer, uploads fill the gaps.
+  if (dispatcher->any_holds(id, ffn.recipe.group)) upload->set_id(id);
+  const dispatch::Layer& layer = dispatcher->register_layer(upload->id(), ffn.layer, ffn.recipe);
+  dispatcher->upload_missing(layer, upload->slices());
   return &layer;
 }
 

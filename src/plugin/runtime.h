@@ -46,13 +46,15 @@ class Runtime {
  private:
   explicit Runtime(Config config) : config_(std::move(config)) {}
   void start_stats();
+  Result<const dispatch::Layer*> register_layer(const ExpertFfn& ffn);
 
   Config config_;
   std::once_flag dispatcher_once_;
   std::unique_ptr<dispatch::Dispatcher> dispatcher_;
   Status dispatcher_status_;
 
-  std::mutex mutex_;
+  std::mutex registering_;  // one layer at a time; taken before mutex_
+  std::mutex mutex_;        // guards what follows; held briefly
   std::map<const void*, const dispatch::Layer*> layers_;  // by address of the down weights
   std::set<std::string> unknown_;
   std::atomic<std::uint64_t> local_splits_{0};

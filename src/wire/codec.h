@@ -50,6 +50,7 @@ bool checksum_matches(const FrameHeader& header, ByteSpan payload);
 // --- messages <-> payloads -------------------------------------------------------------
 // Bytes of the fixed parts.
 inline constexpr std::uint32_t kHelloFixedBytes = 36;
+inline constexpr std::uint32_t kHoldingsFixedBytes = 12;
 inline constexpr std::uint32_t kHoldingFixedBytes = 52;
 inline constexpr std::uint32_t kRangeBytes = 8;
 inline constexpr std::uint32_t kLayerRecipeBytes = 104;
@@ -93,6 +94,7 @@ Bytes encode_empty_frame(FrameType type, std::uint64_t request_id);  // kCancel,
 inline constexpr std::size_t kExecHeadBytes = 24;
 inline constexpr std::size_t kResultHeadBytes = 24;
 inline constexpr std::size_t kPairBytes = 8;
+inline constexpr std::uint32_t kUploadHeadBytes = 24;
 
 // Bytes of one row of n_embd values; nullopt if n_embd does not suit the type (kQ8: % 32).
 std::optional<std::size_t> row_bytes(RowType type, std::uint32_t n_embd);
@@ -127,6 +129,18 @@ Result<Bytes> encode_exec_prefix(std::uint64_t request_id, const ExecHead& head,
 Bytes encode_result_prefix(std::uint64_t request_id, const ResultHead& head, ByteSpan rows, bool more, bool checksum);
 // How many rows fit one RESULT frame; at least 1.
 std::uint32_t result_rows_per_frame(RowType type, std::uint32_t n_embd);
+
+// --- UPLOAD --------------------------------------------------------------------------
+// Payload: head (kUploadHeadBytes) · 1..kUploadChunkBytes bytes of the slice.
+struct UploadView {
+  UploadHead head;
+  ByteSpan bytes;
+};
+// Checked: the bytes lie inside the slice, and that inside kUploadBytesMax.
+Result<UploadView> decode_upload(ByteSpan payload);
+// Header and head of a frame; the caller sends `bytes` right after it. A part that breaks a
+// limit is a bug.
+Bytes encode_upload_prefix(std::uint64_t request_id, const UploadHead& head, ByteSpan bytes, bool checksum);
 
 // --- rows ----------------------------------------------------------------------------
 // f32 values <-> a row as it travels. Widths must agree (row_bytes). kF32 is a copy. kF16 and

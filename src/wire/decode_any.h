@@ -66,6 +66,15 @@ inline bool decode_any(FrameType type, ByteSpan payload) {
     }
     case FrameType::kPing: return check_reencoded(decode_ping(payload), payload);
     case FrameType::kPong: return check_reencoded(decode_pong(payload), payload);
+    case FrameType::kUpload: {
+      const auto upload = decode_upload(payload);
+      if (!upload) return false;
+      KVASIR_CHECK(!upload->bytes.empty() && upload->bytes.size() <= kUploadChunkBytes &&
+                   upload->bytes.data() + upload->bytes.size() == payload.data() + payload.size());
+      KVASIR_CHECK(upload->head.offset + upload->bytes.size() <= upload->head.total_bytes &&
+                   upload->head.total_bytes <= kUploadBytesMax);
+      return true;
+    }
     case FrameType::kCancel:
     case FrameType::kDrain: return payload.empty();
   }

@@ -14,7 +14,7 @@ constexpr std::uint32_t kTextFieldBytesMax = 2 + kTextBytesMax;
 std::uint32_t payload_bytes_max(FrameType type) {
   switch (type) {
     case FrameType::kHello: return kHelloFixedBytes + 4 * kTextFieldBytesMax;
-    case FrameType::kHoldings: return 4 + kHoldingsMax * kHoldingFixedBytes + kHoldingsRangesMax * kRangeBytes;
+    case FrameType::kHoldings: return kHoldingsFixedBytes + kHoldingsMax * kHoldingFixedBytes + kHoldingsRangesMax * kRangeBytes;
     case FrameType::kLayerRecipe: return kLayerRecipeBytes;
     case FrameType::kExec: return kFramePayloadBytesMax;
     case FrameType::kResult: return kResultPayloadBytesMax;
@@ -23,6 +23,7 @@ std::uint32_t payload_bytes_max(FrameType type) {
     case FrameType::kPing: return kPingBytes;
     case FrameType::kPong: return kPongBytes;
     case FrameType::kDrain: return 0;
+    case FrameType::kUpload: return kUploadHeadBytes + kUploadChunkBytes;
   }
   return 0;
 }
@@ -47,7 +48,7 @@ Result<FrameHeader> decode_header(std::span<const std::byte, kHeaderBytes> bytes
                                        "install the same version of Kvasir on both ends.",
                                        header.version, kProtocolVersion));
   const auto type = load_le<std::uint8_t>(bytes.data() + 6);
-  if (type < static_cast<std::uint8_t>(FrameType::kHello) || type > static_cast<std::uint8_t>(FrameType::kDrain))
+  if (type < static_cast<std::uint8_t>(FrameType::kHello) || type > static_cast<std::uint8_t>(FrameType::kUpload))
     return retry_elsewhere(std::format("the peer sent a frame of unknown type {}; drop the connection.", type));
   header.type = static_cast<FrameType>(type);
   header.flags = load_le<std::uint8_t>(bytes.data() + 7);

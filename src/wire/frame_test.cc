@@ -25,7 +25,7 @@ TEST(Frame, HeaderRoundTrip) {
 }
 
 TEST(Frame, EveryTypeHasItsLengthLimit) {
-  for (int type = 1; type <= 10; ++type) {
+  for (int type = 1; type <= 11; ++type) {
     FrameHeader header{.type = static_cast<FrameType>(type),
                        .payload_bytes = payload_bytes_max(static_cast<FrameType>(type))};
     EXPECT_LE(header.payload_bytes, kFramePayloadBytesMax);
@@ -44,7 +44,7 @@ TEST(Frame, BadHeadersAreRefused) {
     return decode_header(bad);
   };
   for (std::size_t at = 0; at < 4; ++at) EXPECT_FALSE(with(at, 0));
-  for (unsigned type : {0u, 11u, 255u}) EXPECT_FALSE(with(6, type));
+  for (unsigned type : {0u, 12u, 255u}) EXPECT_FALSE(with(6, type));
   for (unsigned flags : {2u, 4u, 128u}) EXPECT_FALSE(with(7, flags));  // MORE is RESULT's alone
   EXPECT_FALSE(with(19, 0xff));
   EXPECT_FALSE(with(20, 1));  // a checksum without its flag

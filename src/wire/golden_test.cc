@@ -59,7 +59,8 @@ TEST(Golden, LimitsOfTheDocumentAreTheConstants) {
       KVASIR_LIMIT(kFramePayloadBytesMax), KVASIR_LIMIT(kResultPayloadBytesMax), KVASIR_LIMIT(kAnswerBytesMax),
       KVASIR_LIMIT(kExecRowsMax), KVASIR_LIMIT(kExecPairsMax), KVASIR_LIMIT(kRecipesMax), KVASIR_LIMIT(kHoldingsMax),
       KVASIR_LIMIT(kRangesMax), KVASIR_LIMIT(kHoldingsRangesMax), KVASIR_LIMIT(kTextBytesMax), KVASIR_LIMIT(kWidthMax),
-      KVASIR_LIMIT(kLayersMax), KVASIR_LIMIT(kExpertsMax), KVASIR_LIMIT(kRawUsedMax), KVASIR_LIMIT(kRawTokensMax),
+      KVASIR_LIMIT(kLayersMax), KVASIR_LIMIT(kExpertsMax), KVASIR_LIMIT(kUploadBytesMax), KVASIR_LIMIT(kUploadChunkBytes),
+      KVASIR_LIMIT(kRawUsedMax), KVASIR_LIMIT(kRawTokensMax),
       KVASIR_LIMIT(kRawPairsMax), KVASIR_LIMIT(kRawRequestBytesMax)};
 #undef KVASIR_LIMIT
   EXPECT_EQ(read_document().limits, constants);
@@ -89,6 +90,8 @@ TEST(Golden, ExamplesDecode) {
   EXPECT_TRUE(payload("CANCEL", FrameType::kCancel).empty());
   EXPECT_TRUE(payload("DRAIN", FrameType::kDrain).empty());
 
+  const Bytes upload_bytes = payload("UPLOAD", FrameType::kUpload);
+  EXPECT_EQ(decode_upload(upload_bytes)->head, (UploadHead{.total_bytes = 4096, .offset = 0}));
   const Bytes exec_bytes = payload("EXEC", FrameType::kExec);
   const ExecView exec = *decode_exec(exec_bytes);
   EXPECT_EQ(exec.pair(1), (Pair{0, 9}));

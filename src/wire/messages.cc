@@ -13,7 +13,7 @@ std::unexpected<Error> malformed(std::string_view message, std::string_view why)
 }
 
 ErrorCode known_or_unknown(std::uint16_t code) {
-  return code <= static_cast<std::uint16_t>(ErrorCode::kInternal) ? static_cast<ErrorCode>(code) : ErrorCode::kUnknown;
+  return code <= static_cast<std::uint16_t>(ErrorCode::kBadUpload) ? static_cast<ErrorCode>(code) : ErrorCode::kUnknown;
 }
 
 }  // namespace
@@ -57,6 +57,7 @@ Result<Hello> decode_hello(ByteSpan payload) {
 Bytes encode(const Holdings& holdings) {
   Bytes bytes;
   ByteWriter out(bytes);
+  out.put(holdings.upload_bytes_free);
   out.put(static_cast<std::uint32_t>(holdings.entries.size()));
   for (const Holding& entry : holdings.entries) {
     out.put_bytes(entry.layer_id);
@@ -75,10 +76,12 @@ Bytes encode(const Holdings& holdings) {
 
 Result<Holdings> decode_holdings(ByteSpan payload) {
   ByteCursor in(payload);
+  Holdings holdings;
+  holdings.upload_bytes_free = in.get<std::uint64_t>();
   const auto n_entries = in.get<std::uint32_t>();
   if (!in.ok() || n_entries > kHoldingsMax || n_entries > in.left() / kHoldingFixedBytes)
     return malformed("HOLDINGS", "its entry count does not fit its length");
-  Holdings holdings;
+  if (holdings.upload_bytes_free > kUploadBytesMax) return malformed("HOLDINGS", "its room for uploads is over the limit");
   holdings.entries.reserve(n_entries);
   std::uint32_t ranges_left = kHoldingsRangesMax;
   for (std::uint32_t i = 0; i < n_entries; ++i) {

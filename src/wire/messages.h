@@ -36,6 +36,8 @@ inline constexpr std::uint32_t kTextBytesMax = 1024;        // any string
 inline constexpr std::uint32_t kWidthMax = 1u << 20;        // n_embd, n_ff
 inline constexpr std::uint32_t kLayersMax = 4096;           // layer numbers are below
 inline constexpr std::uint32_t kExpertsMax = 65536;         // expert numbers are below
+inline constexpr std::uint64_t kUploadBytesMax = 8ull << 30;  // one slice handed to a worker
+inline constexpr std::uint32_t kUploadChunkBytes = 4u << 20;  // of it in one UPLOAD
 
 enum class FrameType : std::uint8_t {
   kHello = 1,
@@ -48,6 +50,7 @@ enum class FrameType : std::uint8_t {
   kPing = 8,
   kPong = 9,
   kDrain = 10,  // no payload: the sender will answer what it has, and takes nothing new
+  kUpload = 11,
 };
 
 enum class Role : std::uint8_t { kBackbone = 1, kWorker = 2 };
@@ -92,6 +95,8 @@ struct Holding {
 
 struct Holdings {
   std::vector<Holding> entries;
+  // The longest slice the worker would take now, older uploads given up for it; 0: it takes none.
+  std::uint64_t upload_bytes_free = 0;
   friend bool operator==(const Holdings&, const Holdings&) = default;
 };
 
@@ -141,6 +146,15 @@ struct ResultHead {
   friend bool operator==(const ResultHead&, const ResultHead&) = default;
 };
 
+// The fixed part of an UPLOAD: bytes [offset, …) of a slice (docs/slice-format.md) of one layer's
+// experts. The parts come in order under one request id, which is answered once, by HOLDINGS
+// when the worker has the slice or by ERROR.
+struct UploadHead {
+  std::uint64_t total_bytes = 0;  // of the slice
+  std::uint64_t offset = 0;
+  friend bool operator==(const UploadHead&, const UploadHead&) = default;
+};
+
 // Why a request or a connection was refused. kUnknown for values of a newer peer.
 enum class ErrorCode : std::uint16_t {
   kUnknown = 0,
@@ -156,6 +170,8 @@ enum class ErrorCode : std::uint16_t {
   kDraining = 10,
   kCancelled = 11,
   kInternal = 12,
+  kNoRoom = 13,     // UPLOAD: no memory for it, or this worker takes none
+  kBadUpload = 14,  // UPLOAD: not a slice of one layer's experts, or not the bytes that were cut
 };
 
 struct ErrorMessage {

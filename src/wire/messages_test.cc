@@ -33,7 +33,7 @@ TEST(Text, EncodingMakesAnyTextPlain) {
 
 TEST(Messages, UnknownErrorCodesAreUnknown) {
   Bytes payload = encode(ErrorMessage{ErrorCode::kInternal, "x"});
-  for (unsigned code : {13u, 255u, 65535u}) {
+  for (unsigned code : {15u, 255u, 65535u}) {
     store_le(payload.data(), static_cast<std::uint16_t>(code));
     EXPECT_EQ(decode_error(payload)->code, ErrorCode::kUnknown);
   }
@@ -68,9 +68,9 @@ TEST(Holdings, RangesMustBeCanonical) {
   two.add({0, 16});
   two.add({20, 21});
   const Bytes good = encode(Holdings{{holding(two)}});
-  ASSERT_EQ(good.size(), 4 + kHoldingFixedBytes + 2 * kRangeBytes);
+  ASSERT_EQ(good.size(), kHoldingsFixedBytes + kHoldingFixedBytes + 2 * kRangeBytes);
   EXPECT_EQ(decode_holdings(good)->entries[0].experts, two);
-  constexpr std::size_t kFirstRange = 4 + kHoldingFixedBytes;
+  constexpr std::size_t kFirstRange = kHoldingsFixedBytes + kHoldingFixedBytes;
   const auto with = [&](std::uint32_t b0, std::uint32_t e0, std::uint32_t b1, std::uint32_t e1) {
     Bytes bad = good;
     store_le(bad.data() + kFirstRange, b0);
@@ -91,15 +91,16 @@ TEST(Holdings, RangesMustBeCanonical) {
 TEST(Holdings, CountsAreBounded) {
   // A few bytes that claim many entries or ranges are refused before anything is allocated.
   Bytes claim;
+  ByteWriter(claim).put(std::uint64_t{0});
   ByteWriter(claim).put(kHoldingsMax);
   EXPECT_FALSE(decode_holdings(claim));
-  store_le(claim.data(), UINT32_MAX);
+  store_le(claim.data() + 8, UINT32_MAX);
   EXPECT_FALSE(decode_holdings(claim));
 
   Holdings none{{holding({})}};
   EXPECT_EQ(*decode_holdings(encode(none)), none);
   Bytes ranges = encode(none);
-  store_le(ranges.data() + 4 + kHoldingFixedBytes - 4, kRangesMax);
+  store_le(ranges.data() + kHoldingsFixedBytes + kHoldingFixedBytes - 4, kRangesMax);
   EXPECT_FALSE(decode_holdings(ranges));
 
   // 17 entries of 4096 ranges pass each single limit and break the common one.
@@ -132,6 +133,48 @@ bool survives_with(Change change) {
   Recipe recipe = swiglu();
   change(recipe);
   return survives(recipe);
+}
+
+TEST(Holdings, RoomForUploadsIsBounded) {
+  Holdings holdings{.entries = {}, .upload_bytes_free = kUploadBytesMax};
+  EXPECT_EQ(*decode_holdings(encode(holdings)), holdings);
+  ++holdings.upload_bytes_free;
+  EXPECT_FALSE(decode_holdings(encode(holdings)));
+}
+
+TEST(Upload, PartsLieInsideTheSlice) {
+  const Bytes bytes(8, std::byte{7});
+  const auto payload = [&](std::uint64_t total, std::uint64_t offset, std::uint32_t n_bytes, std::uint32_t reserved = 0) {
+    Bytes out;
+    ByteWriter writer(out);
+    writer.put(total);
+    writer.put(offset);
+    writer.put(n_bytes);
+    writer.put(reserved);
+    writer.put_bytes(bytes);
+    return out;
+  };
+  const auto good = decode_upload(payload(100, 92, 8));
+  ASSERT_TRUE(good);
+  EXPECT_EQ(good->head, (UploadHead{.total_bytes = 100, .offset = 92}));
+  EXPECT_EQ(good->bytes.size(), 8u);
+  EXPECT_TRUE(decode_upload(payload(kUploadBytesMax, 0, 8)));
+  EXPECT_FALSE(decode_upload(payload(kUploadBytesMax + 1, 0, 8)));
+  EXPECT_FALSE(decode_upload(payload(100, 93, 8)));         // past its end
+  EXPECT_FALSE(decode_upload(payload(100, UINT64_MAX, 8)));  // the sum wraps
+  EXPECT_FALSE(decode_upload(payload(100, 0, 7)));
+  EXPECT_FALSE(decode_upload(payload(100, 0, 9)));
+  EXPECT_FALSE(decode_upload(payload(100, 0, 8, 1)));
+  EXPECT_FALSE(decode_upload(ByteSpan(payload(100, 0, 0)).first(kUploadHeadBytes)));  // empty
+
+  Bytes large;
+  ByteWriter writer(large);
+  writer.put(kUploadBytesMax);
+  writer.put(std::uint64_t{0});
+  writer.put(kUploadChunkBytes + 1);
+  writer.put(std::uint32_t{0});
+  large.resize(large.size() + kUploadChunkBytes + 1);
+  EXPECT_FALSE(decode_upload(large));
 }
 
 TEST(Recipe, ActivationMustFitTheGate) {

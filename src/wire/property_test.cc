@@ -42,6 +42,7 @@ Hello random_hello(Random& random) {
 
 Holdings random_holdings(Random& random) {
   Holdings holdings;
+  holdings.upload_bytes_free = random() % (kUploadBytesMax + 1);
   for (std::uint32_t n = below(random, 6); n > 0; --n) {
     Holding& entry = holdings.entries.emplace_back();
     entry.layer_id = random_id(random);
@@ -196,7 +197,7 @@ TEST(Property, MutationsAreRefusedOrStayWithinLimits) {
         ASSERT_LE(header->payload_bytes, payload_bytes_max(header->type));
       }
       ++(decode_any(type, payload) ? accepted : refused);
-      decode_any(static_cast<FrameType>(1 + below(random, 10)), payload);
+      decode_any(static_cast<FrameType>(1 + below(random, 11)), payload);
     }
   }
   EXPECT_GT(accepted, 1000u);  // both sides of the property were seen

@@ -36,12 +36,13 @@ inline Holdings sample_holdings() {
   ExpertSet experts;
   experts.add({0, 16});
   experts.add({20, 21});
-  return {{{.layer_id = counting_bytes<32>(0x20),
-            .layer = 7,
-            .group = ExpertGroup::kExps,
-            .n_expert = 256,
-            .n_embd = 2048,
-            .experts = experts}}};
+  return {.entries = {{.layer_id = counting_bytes<32>(0x20),
+                       .layer = 7,
+                       .group = ExpertGroup::kExps,
+                       .n_expert = 256,
+                       .n_embd = 2048,
+                       .experts = experts}},
+          .upload_bytes_free = 3ull << 30};
 }
 
 inline LayerRecipe sample_recipe() {
@@ -97,6 +98,11 @@ inline Bytes sample_result() {
   return with_rows(encode_result_prefix(42, head, rows, true, true), rows);
 }
 
+inline Bytes sample_upload() {
+  const Bytes bytes = {std::byte{0x47}, std::byte{0x47}, std::byte{0x55}, std::byte{0x46}};
+  return with_rows(encode_upload_prefix(45, {.total_bytes = 4096, .offset = 0}, bytes, true), bytes);
+}
+
 inline std::vector<SampleFrame> sample_frames() {
   return {
       {"HELLO", encode_frame(FrameType::kHello, 0, sample_hello(), true)},
@@ -115,6 +121,7 @@ inline std::vector<SampleFrame> sample_frames() {
            Pong{.sent_ns = 1'000'000'007, .queued = 2, .queue_capacity = 16, .busy_permille = 950, .row_us = 180},
            true)},
       {"DRAIN", encode_empty_frame(FrameType::kDrain, 0)},
+      {"UPLOAD", sample_upload()},
   };
 }
 

@@ -21,6 +21,9 @@ using wire::FrameType;
 // Enough to tell the framings, and our versions, apart: magic and version.
 constexpr std::size_t kFirstBytes = 6;
 
+constexpr const char* kLayerNotHeld =
+    "This worker holds no expert of that layer: its slice is of another model, or made room for another.";
+
 }  // namespace
 
 Connection::Connection(ServerCore& core, std::unique_ptr<net::Stream> stream, std::string peer)
@@ -30,11 +33,15 @@ Connection::Connection(ServerCore& core, std::unique_ptr<net::Stream> stream, st
       reader_(wire::payload_bytes_max(FrameType::kHello)),
       request_(core.budget),
       incoming_(core.options.timeouts) {
+  core_.store.subscribe(wake_);
   ++core_.stats.connections_open;
   ++core_.stats.connections_total;
 }
 
-Connection::~Connection() { --core_.stats.connections_open; }
+Connection::~Connection() {
+  core_.store.unsubscribe(wake_);
+  --core_.stats.connections_open;
+}
 
 void Connection::cut() const { ::shutdown(stream_->fd(), SHUT_RDWR); }
 
@@ -51,6 +58,8 @@ void Connection::run() noexcept {
   }
   for (Pending& pending : pending_) core_.gate.withdraw(pending.ticket);
   pending_.clear();
+  recipes_.clear();  // an evicted layer waits for its last user
+  upload_.reset();
   stream_->shutdown();
   cut();
   finished_ = true;
@@ -122,6 +131,7 @@ Result<bool> Connection::greet() {
   ours.software = core_.options.software;
   ours.numerics_id = core_.numerics_id;
   Bytes frames = wire::encode_frame(FrameType::kHello, 0, ours, checksum());
+  store_version_ = core_.store.version();
   const Bytes holdings = wire::encode_frame(FrameType::kHoldings, 0, core_.store.holdings(), checksum());
   frames.insert(frames.end(), holdings.begin(), holdings.end());
   KVASIR_TRY(send(frames));
@@ -136,6 +146,8 @@ Status Connection::serve_frames() {
       close_at_ = monotonic_now() + core_.options.timeouts.linger;
       KVASIR_TRY(send(wire::encode_empty_frame(FrameType::kDrain, 0)));
     }
+    if (core_.store.version() != store_version_) KVASIR_TRY(follow_store());
+    if (upload_ && monotonic_now() >= upload_->deadline) KVASIR_TRY(drop_stalled_upload());
     KVASIR_ASSIGN(const bool more, read_frames());
     if (ended_) return {};
     if (!pending_.empty() && core_.gate.has_turn(pending_.front().ticket)) {
@@ -177,23 +189,26 @@ Status Connection::wait_for_more() {
   TimePoint until = std::min(close_at_, now + std::chrono::hours(1));
   if (now >= incoming_.deadline()) return retry_elsewhere("it stopped in the middle of a frame.");
   until = std::min(until, incoming_.deadline());
+  if (upload_) until = std::min(until, upload_->deadline);
   if (!reader_.mid_frame() && reader_.buffer_bytes() > kScratchBytesKept) reader_.shrink();
   wait_for(stream_.get(), /*reading=*/true, &wake_, until);
   return {};
 }
 
+Status Connection::malformed(const net::Frame& frame, std::string why) {
+  if (send_error(frame.header.request_id, ErrorCode::kMalformed, why)) linger(*stream_, core_.options.timeouts.linger);
+  return retry_elsewhere(std::move(why));
+}
+
 Status Connection::on_frame(const net::Frame& frame) {
-  const auto malformed = [&](std::string why) -> Status {
-    if (send_error(frame.header.request_id, ErrorCode::kMalformed, why)) linger(*stream_, core_.options.timeouts.linger);
-    return retry_elsewhere(std::move(why));
-  };
   switch (frame.header.type) {
     case FrameType::kExec: return on_exec(frame);
     case FrameType::kCancel: return on_cancel(frame.header.request_id);
     case FrameType::kLayerRecipe: return on_layer_recipe(frame);
+    case FrameType::kUpload: return on_upload(frame);
     case FrameType::kPing: {
       const Result<wire::Ping> ping = wire::decode_ping(frame.payload);
-      if (!ping) return malformed(ping.error().message);
+      if (!ping) return malformed(frame, ping.error().message);
       const wire::Pong pong{.sent_ns = ping->sent_ns,
                             .queued = core_.gate.waiting(),
                             .queue_capacity = core_.gate.waiting_max(),
@@ -204,7 +219,7 @@ Status Connection::on_frame(const net::Frame& frame) {
     case FrameType::kDrain:  // the backbone is leaving: it will close when it has its answers
     case FrameType::kError: return {};
     default:
-      return malformed(std::format("A backbone does not send frames of type {}.", static_cast<int>(frame.header.type)));
+      return malformed(frame, std::format("A backbone does not send frames of type {}.", static_cast<int>(frame.header.type)));
   }
 }
 
@@ -214,16 +229,14 @@ Status Connection::on_layer_recipe(const net::Frame& frame) {
   if (!message) return send_error(request_id, ErrorCode::kUnsupportedRecipe, message.error().message);
   recipes_.erase(message->recipe_id);
   HeldLayerPtr layer = core_.store.find(message->layer_id);
-  if (!layer)
-    return send_error(request_id, ErrorCode::kUnknownLayer,
-                      "This worker holds no expert of that layer: its slice may be of another model.");
-  if (message->recipe.group != layer->group || message->recipe.n_expert != layer->n_expert)
-    return send_error(request_id, ErrorCode::kUnsupportedRecipe,
-                      std::format("Layer {} has {} experts in group {}, which the recipe does not agree with.",
-                                  layer->layer, layer->n_expert, static_cast<int>(layer->group)));
-  if (const Status fits = ffn::Engine::check(message->recipe, layer->tensors); !fits)
+  if (!layer) {
+    // Bound all the same: an upload may bring it.
+    recipes_.insert_or_assign(message->recipe_id, Bound{message->layer_id, {message->recipe, nullptr}});
+    return send_error(request_id, ErrorCode::kUnknownLayer, kLayerNotHeld);
+  }
+  if (const Status fits = check_fit(message->recipe, *layer); !fits)
     return send_error(request_id, ErrorCode::kUnsupportedRecipe, fits.error().message);
-  recipes_.insert_or_assign(message->recipe_id, BoundRecipe{message->recipe, std::move(layer)});
+  recipes_.insert_or_assign(message->recipe_id, Bound{message->layer_id, {message->recipe, std::move(layer)}});
   return {};
 }
 
@@ -286,11 +299,20 @@ Status Connection::answer(std::uint64_t request_id, ByteSpan payload, ComputeGat
   }
   if (view->head.numerics != wire::Numerics::kFast && !same_numerics_)
     return refuse(ErrorCode::kNumerics, "This connection was made for numerics class fast; the ids differ.");
+  if (core_.store.version() != store_version_) find_layers();  // follow_store() comes when the gate is left
   const auto bound = recipes_.find(view->head.recipe_id);
   if (bound == recipes_.end())
     return refuse(ErrorCode::kUnknownRecipe, std::format("No LAYER_RECIPE {} stands.", view->head.recipe_id));
-  if (auto refusal = request_.prepare(*view, bound->second)) return refuse(refusal->code, std::move(refusal->message));
+  const BoundRecipe& recipe = bound->second.recipe;
+  if (!recipe.layer) return refuse(ErrorCode::kUnknownLayer, kLayerNotHeld);
+  recipe.layer->used_ns = monotonic_now().time_since_epoch().count();
+  if (auto refusal = request_.prepare(*view, recipe)) return refuse(refusal->code, std::move(refusal->message));
 
+  // Graphs are cached by the addresses of tensors, which an evicted layer has left to others.
+  if (const std::uint64_t freed = core_.store.freed(); freed != core_.freed_seen) {
+    core_.engine->forget_graphs();
+    core_.freed_seen = freed;
+  }
   const TimePoint start = monotonic_now();
   const Status computed = request_.compute(*core_.engine);
   const Nanos took = monotonic_now() - start;

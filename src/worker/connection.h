@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
@@ -49,6 +50,14 @@ class Connection {
   Status on_layer_recipe(const net::Frame& frame);
   Status on_exec(const net::Frame& frame);
   Status on_cancel(std::uint64_t request_id);
+  Status on_upload(const net::Frame& frame);
+  Status refuse_upload(std::uint64_t request_id, wire::ErrorMessage why);
+  Status drop_stalled_upload();
+  // After a change of what is held: tells the peer, and finds the recipes' layers anew.
+  Status follow_store();
+  void find_layers();
+  static Status check_fit(const wire::Recipe& recipe, const HeldLayer& layer);
+  Status malformed(const net::Frame& frame, std::string why);
   Status answer(std::uint64_t request_id, ByteSpan payload, ComputeGate::Ticket& ticket);
   Status run_pending();
   Status send_result(std::uint64_t request_id, const wire::ExecHead& exec, ByteSpan rows, std::uint32_t compute_us);
@@ -65,7 +74,19 @@ class Connection {
 
   net::FrameReader reader_;
   net::FrameWriter writer_;
-  std::unordered_map<std::uint32_t, BoundRecipe> recipes_;  // by the peer's number, < kRecipesMax
+  struct Bound {
+    wire::LayerId layer_id;
+    BoundRecipe recipe;  // layer null: not held now
+  };
+  std::unordered_map<std::uint32_t, Bound> recipes_;  // by the peer's number, < kRecipesMax
+  std::uint64_t store_version_ = 0;                   // that recipes_ and the last HOLDINGS are of
+  struct Upload {
+    std::uint64_t request_id;
+    IncomingSlice slice;
+    TimePoint deadline;  // of its next part
+  };
+  std::optional<Upload> upload_;
+  std::uint64_t refused_upload_ = 0;  // request id whose remaining parts are ignored
   bool same_numerics_ = false;
   ExecRequest request_;
   std::list<Pending> pending_;

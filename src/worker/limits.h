@@ -1,6 +1,7 @@
 // Every bound a worker keeps, in one place. A peer can make it hold at most
 //   kConnectionsMax * wire::kFramePayloadBytesMax   frames being received
 //   + kRequestBytesMax                              copies, decoded rows and answers
+//   + what --memory leaves                          uploads
 // and usually holds far less: frame buffers grow only as bytes arrive.
 #pragma once
 
@@ -18,6 +19,9 @@ inline constexpr std::uint32_t kSpinUsDefault = 50;
 inline constexpr std::uint32_t kSpinUsMax = 1'000'000;
 inline constexpr std::uint64_t kRequestBytesMax = 2ull << 30;
 inline constexpr std::size_t kScratchBytesKept = 4u << 20;  // larger buffers are given back after each request
+inline constexpr std::uint32_t kUploadsMax = 4;             // being received at once, of all connections
+inline constexpr std::uint64_t kUploadSlackBytes = 64 << 10;  // by which loaded experts may be longer than their slice
+inline constexpr std::chrono::milliseconds kEvictionMax{2000};  // users of an evicted layer have to let go of it
 inline constexpr std::uint32_t kFramesPerTurn = 16;         // read before a waiting request is looked at again
 
 // Times; tests shorten them.

@@ -26,6 +26,17 @@ class MemoryBudget {
     }
     ~Share() { release(); }
     explicit operator bool() const { return budget_ != nullptr; }
+    std::uint64_t bytes() const { return bytes_; }
+    // Gives back all but `bytes`, if it has more.
+    void shrink_to(std::uint64_t bytes) {
+      if (budget_ && bytes < bytes_) budget_->left_.fetch_add(bytes_ - bytes, std::memory_order_relaxed);
+      bytes_ = bytes < bytes_ ? bytes : bytes_;
+    }
+    // A share of its own for `bytes` of these, which must be there.
+    Share split(std::uint64_t bytes) {
+      bytes_ -= bytes;
+      return {budget_, bytes};
+    }
 
    private:
     friend class MemoryBudget;
@@ -37,6 +48,8 @@ class MemoryBudget {
     MemoryBudget* budget_ = nullptr;
     std::uint64_t bytes_ = 0;
   };
+
+  std::uint64_t left() const { return left_.load(std::memory_order_relaxed); }
 
   // An empty share if fewer than `bytes` are left.
   Share take(std::uint64_t bytes) {

@@ -147,7 +147,7 @@ Result<BoundRecipe> choose_raw_layer(const SliceStore& store, std::optional<std:
 Status serve_raw(ServerCore& core, net::Stream& stream, const Wake& wake, ByteSpan first) {
   if (!core.options.raw_framing)
     return fix_input("it does not speak Kvasir's protocol, and the older framing is not served on this port.");
-  KVASIR_ASSIGN(BoundRecipe bound, choose_raw_layer(core.store, core.options.raw_layer));
+  KVASIR_ASSIGN(BoundRecipe bound, choose_raw_layer(core.store.files(), core.options.raw_layer));
   RawSession session(core, stream, wake, std::move(bound), first);
   while (true) {
     KVASIR_ASSIGN(const bool open, session.serve_one());

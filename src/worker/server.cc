@@ -19,10 +19,11 @@ constexpr Nanos kStatsInterval = std::chrono::seconds(1);
 }  // namespace
 
 Result<std::unique_ptr<Server>> Server::listen(const net::HostPort& where, SliceStore store,
+                                               ggml_backend_buffer_type_t buffer_type,
                                                std::unique_ptr<ffn::Engine> engine, wire::NumericsId numerics_id,
                                                ServerOptions options) {
   KVASIR_ASSIGN(net::Listener listener, net::listen_on(where));
-  return std::unique_ptr<Server>(new Server(std::move(listener), std::move(store), std::move(engine),
+  return std::unique_ptr<Server>(new Server(std::move(listener), std::move(store), buffer_type, std::move(engine),
                                             std::move(numerics_id), std::move(options)));
 }
 

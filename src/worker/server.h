@@ -13,7 +13,9 @@ namespace kvasir::worker {
 
 class Server {
  public:
+  // `buffer_type`: where uploaded experts go, the device's that `engine` computes on.
   static Result<std::unique_ptr<Server>> listen(const net::HostPort& where, SliceStore store,
+                                                ggml_backend_buffer_type_t buffer_type,
                                                 std::unique_ptr<ffn::Engine> engine, wire::NumericsId numerics_id,
                                                 ServerOptions options);
   ~Server();  // cuts what is left
@@ -36,10 +38,10 @@ class Server {
     std::thread thread;
   };
 
-  Server(net::Listener listener, SliceStore store, std::unique_ptr<ffn::Engine> engine, wire::NumericsId numerics_id,
-         ServerOptions options)
+  Server(net::Listener listener, SliceStore store, ggml_backend_buffer_type_t buffer_type,
+         std::unique_ptr<ffn::Engine> engine, wire::NumericsId numerics_id, ServerOptions options)
       : listener_(std::move(listener)),
-        core_(std::move(store), std::move(engine), std::move(numerics_id), std::move(options)) {}
+        core_(std::move(store), buffer_type, std::move(engine), std::move(numerics_id), std::move(options)) {}
 
   void accept_waiting();
   void start(net::Accepted accepted);

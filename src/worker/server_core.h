@@ -10,6 +10,7 @@
 #include "worker/compute_gate.h"
 #include "worker/exec_request.h"
 #include "worker/limits.h"
+#include "worker/live_store.h"
 #include "worker/memory_budget.h"
 #include "worker/peer_io.h"
 #include "worker/slice_store.h"
@@ -21,6 +22,7 @@ struct ServerOptions {
   std::uint32_t queue = kQueueDefault;
   std::uint32_t spin_us = kSpinUsDefault;
   std::uint64_t request_bytes_max = kRequestBytesMax;
+  std::uint64_t memory_bytes = 0;  // for experts; 0: no uploads are taken
   std::string token;  // empty: none is asked for
   bool raw_framing = false;
   std::optional<std::uint32_t> raw_layer;
@@ -31,19 +33,21 @@ struct ServerOptions {
 };
 
 struct ServerCore {
-  ServerCore(SliceStore held, std::unique_ptr<ffn::Engine> ffn_engine, wire::NumericsId id, ServerOptions chosen)
+  ServerCore(SliceStore held, ggml_backend_buffer_type_t buffer_type, std::unique_ptr<ffn::Engine> ffn_engine,
+             wire::NumericsId id, ServerOptions chosen)
       : options(std::move(chosen)),
-        store(std::move(held)),
+        store(std::move(held), options.memory_bytes, buffer_type),
         engine(std::move(ffn_engine)),
         numerics_id(std::move(id)),
         gate(options.queue),
         budget(options.request_bytes_max) {}
 
   const ServerOptions options;
-  const SliceStore store;
+  LiveStore store;
   const std::unique_ptr<ffn::Engine> engine;  // used by whoever has the gate's turn
   const wire::NumericsId numerics_id;
   ComputeGate gate;
+  std::uint64_t freed_seen = 0;  // of store.freed(), when the engine last forgot; guarded by the gate's turn
   MemoryBudget budget;
   WorkerStats stats;
   std::atomic<bool> draining = false;

@@ -253,7 +253,9 @@ TEST_F(ServerTest, RefusesWhatItDoesNotHoldAndLivesOn) {
   const std::vector<float> x = random_rows(kWidth, 2);
   const Pair held{0, 1}, not_held{0, 2}, past_the_end{0, 60000};
   client.send_exec(5, head(1, 1, 1), {&held, 1}, x);
-  EXPECT_EQ(client.error(5).code, ErrorCode::kUnknownRecipe);
+  EXPECT_EQ(client.error(5).code, ErrorCode::kUnknownLayer);
+  client.send_exec(15, head(1, 1, 17), {&held, 1}, x);
+  EXPECT_EQ(client.error(15).code, ErrorCode::kUnknownRecipe);
   client.bind(0, layer().layer_id, recipe());
   client.send_exec(6, head(1, 1), {&not_held, 1}, x);
   const wire::ErrorMessage absent = client.error(6);

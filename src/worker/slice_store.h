@@ -1,6 +1,7 @@
 // The experts a worker holds: one HeldLayer per layer identity, in memory of the device.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -15,7 +16,7 @@
 
 namespace kvasir::worker {
 
-// Immutable once made; shared by the connections that have bound it.
+// Immutable once made, but for its time of use; shared by the connections that have bound it.
 struct HeldLayer {
   wire::LayerId layer_id{};
   std::uint32_t layer = 0;
@@ -29,6 +30,7 @@ struct HeldLayer {
   std::string model_name;
   ggml_context_ptr context;
   ggml_backend_buffer_ptr buffer;
+  mutable std::atomic<std::int64_t> used_ns = 0;  // by a request, on the monotonic clock
 };
 using HeldLayerPtr = std::shared_ptr<const HeldLayer>;
 

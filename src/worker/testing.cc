@@ -85,7 +85,7 @@ const wire::NumericsId& our_numerics_id() {
 }
 
 TestServer::TestServer(const std::vector<std::string>& files, ServerOptions options) {
-  server_ = must(Server::listen({"127.0.0.1", 0}, load(files), must(ffn::Engine::create({})), our_numerics_id(),
+  server_ = must(Server::listen({"127.0.0.1", 0}, load(files), ggml_backend_cpu_buffer_type(), must(ffn::Engine::create({})), our_numerics_id(),
                                 std::move(options)));
   thread_ = std::thread([this] { finished_in_time_ = server_->run(); });
 }

@@ -42,14 +42,6 @@ Background::~Background() {
   if (thread_.joinable()) thread_.join();
 }
 
-wire::Hello Background::hello() const {
-  return {.role = wire::Role::kBackbone,
-          .numerics = shared_.options.numerics,
-          .software = "kvasir",
-          .numerics_id = shared_.options.numerics_id,
-          .token = shared_.options.token};
-}
-
 void Background::run() {
   std::vector<pollfd> fds;
   while (!shared_.stop.load(std::memory_order_acquire)) {
@@ -134,7 +126,7 @@ void Background::step_data(Driver& driver, WorkerIndex w, TimePoint now) {
   }
   if (!data.attempt) {
     if (data.handed_over || now < data.next_attempt) return;
-    data.attempt = std::make_unique<Handshake>(controls_[w].peer, hello(), tls(), now);
+    data.attempt = std::make_unique<Handshake>(controls_[w].peer, shared_.hello(), tls(), now);
   }
   const Handshake::State state = data.attempt->step(now);
   if (state == Handshake::State::kPending) return;

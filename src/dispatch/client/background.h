@@ -70,7 +70,6 @@ class Background {
   void lose_control(WorkerIndex w, const std::string& why, TimePoint now);
   void step_data(Driver& driver, WorkerIndex w, TimePoint now);
   void say_who_holds_nothing(TimePoint now);
-  wire::Hello hello() const;
   const net::TlsContext* tls() const { return tls_ ? &*tls_ : nullptr; }
   // Collects descriptors and the time of the next thing to do.
   TimePoint gather(std::vector<pollfd>& fds, TimePoint now);

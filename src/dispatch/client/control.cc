@@ -42,7 +42,7 @@ void Background::begin_attempt(WorkerIndex w, TimePoint now) {
     const std::lock_guard lock(shared_.mutex);
     shared_.fleet.on_connecting(w);
   }
-  control.attempt = std::make_unique<Handshake>(control.peer, hello(), tls(), now);
+  control.attempt = std::make_unique<Handshake>(control.peer, shared_.hello(), tls(), now);
 }
 
 void Background::finish_attempt(WorkerIndex w, Handshake::State state, TimePoint now) {

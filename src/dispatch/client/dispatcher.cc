@@ -6,13 +6,14 @@
 #include "dispatch/client/background.h"
 #include "dispatch/client/driver.h"
 #include "dispatch/client/shared.h"
+#include "dispatch/client/upload.h"
 
 namespace kvasir::dispatch {
 namespace {
 
 class DispatcherImpl final : public Dispatcher {
  public:
-  explicit DispatcherImpl(std::unique_ptr<Shared> shared) : shared_(std::move(shared)) {}
+  explicit DispatcherImpl(std::unique_ptr<Shared> shared) : shared_(std::move(shared)), uploader_(*shared_) {}
 
   Status start() {
     if (shared_->options.local == LocalPolicy::kOnly || shared_->options.workers.empty()) return {};
@@ -30,6 +31,14 @@ class DispatcherImpl final : public Dispatcher {
     entry.layer = layer;
     entry.recipe = recipe;
     return entry;
+  }
+
+  bool any_holds(const wire::LayerId& id, wire::ExpertGroup group) override {
+    return background_ != nullptr && uploader_.any_holds({id, group});
+  }
+
+  void upload_missing(const Layer& layer, const SliceMaker& slices) override {
+    if (background_ != nullptr) uploader_.upload_missing(layer, slices);
   }
 
   std::unique_ptr<RoundDriver> make_driver() override {
@@ -77,6 +86,7 @@ class DispatcherImpl final : public Dispatcher {
 
  private:
   std::unique_ptr<Shared> shared_;
+  Uploader uploader_;
   std::unique_ptr<Background> background_;  // after shared_: stops first
 };
 

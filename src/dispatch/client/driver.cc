@@ -12,8 +12,6 @@ namespace {
 
 constexpr Nanos kProgressAfter = std::chrono::seconds(1);
 constexpr Nanos kLookAgain = std::chrono::milliseconds(20);
-// About a second of refused attempts: such a worker is not coming up just now.
-constexpr std::uint32_t kFailuresSettled = 5;
 // A round looks up from its poll at least this often.
 constexpr Nanos kPollMax = std::chrono::seconds(1);
 

@@ -19,6 +19,9 @@
 
 namespace kvasir::dispatch {
 
+// About a second of refused attempts: such a worker is not coming up just now.
+inline constexpr std::uint32_t kFailuresSettled = 5;
+
 // Wakes a thread that polls: an eventfd.
 class Bell {
  public:
@@ -86,6 +89,14 @@ struct Shared {
 
   void log(const std::string& line) const {
     if (options.log) options.log(line);
+  }
+
+  wire::Hello hello() const {
+    return {.role = wire::Role::kBackbone,
+            .numerics = options.numerics,
+            .software = "kvasir",
+            .numerics_id = options.numerics_id,
+            .token = options.token};
   }
 
   const Options options;

@@ -77,6 +77,8 @@ class Fleet {
   std::uint32_t failures(WorkerIndex w) const { return workers_[w].failures; }
   bool refused(WorkerIndex w) const { return workers_[w].refused; }
   std::size_t count_up() const;
+  // Null until it has listed them.
+  const wire::Holdings* holdings(WorkerIndex w) const { return workers_[w].holdings.get(); }
   std::uint32_t outstanding_pairs(WorkerIndex w) const { return workers_[w].outstanding_pairs; }
   Usable usable(WorkerIndex w, TimePoint now);
   bool refuses_layer(WorkerIndex w, const LayerKey& key) const;

@@ -160,6 +160,8 @@ Verdict RoundEngine::on_error(WorkerIndex w, std::uint64_t id, wire::ErrorCode c
     case ErrorCode::kUnauthorized: return Verdict::kInvalid;
     case ErrorCode::kUnknown:
     case ErrorCode::kNumerics:
+    case ErrorCode::kNoRoom:
+    case ErrorCode::kBadUpload:
     case ErrorCode::kInternal: break;
   }
   reports_.push_back({.kind = Report::Kind::kInternalError, .worker = w});
