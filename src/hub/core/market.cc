@@ -121,10 +121,11 @@ Result<CoverageReply> Market::coverage(Coverage beat, TimePoint now) {
     node.open.reset();
     node.model = claimed_model;
   }
-  if (node.url != beat.url || node.fingerprint != beat.fingerprint || node.draining != beat.draining) {
+  if (node.url != beat.url || node.fingerprint != beat.fingerprint || node.ticket != beat.ticket || node.draining != beat.draining) {
     leave_grid(node);
     node.url = std::move(beat.url);
     node.fingerprint = std::move(beat.fingerprint);
+    node.ticket = std::move(beat.ticket);
     node.draining = beat.draining;
     enter_grid(node);
     ++routes_version_;
@@ -226,7 +227,7 @@ void Market::expire_nodes(TimePoint now) {
 
 void Market::for_each_node(TimePoint now, const std::function<void(const NodeView&)>& visit) const {
   for (const auto& [id, node] : nodes_)
-    visit({node->worker_id, node->owner, node->model->shape.name, node->url, node->fingerprint, node->counted, node->speed,
+    visit({node->worker_id, node->owner, node->model->shape.name, node->url, node->fingerprint, node->ticket, node->counted, node->speed,
            node->capacity_bytes, count_experts(node->claimed), node->draining, node->moving_since.has_value(), now - node->seen});
 }
 

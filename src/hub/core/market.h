@@ -73,6 +73,7 @@ struct Coverage {
   std::string model;
   std::string url;          // "host:port" or "relay:SESSION"
   std::string fingerprint;  // of the worker's certificate
+  std::string ticket;       // what a backbone must show the worker; only backbones are told
   Segments holdings;
   double speed_rows_per_s = 0;  // as measured; 0: unknown
   std::uint64_t capacity_bytes = 0;
@@ -119,6 +120,7 @@ struct NodeView {
   const std::string& model;
   const std::string& url;
   const std::string& fingerprint;
+  const std::string& ticket;
   const Segments& counted;
   double speed_rows_per_s;
   std::uint64_t capacity_bytes;

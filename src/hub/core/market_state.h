@@ -15,7 +15,7 @@ struct Market::Model {
 };
 
 struct Market::Node {
-  std::string worker_id, owner, url, fingerprint;
+  std::string worker_id, owner, url, fingerprint, ticket;
   Model* model = nullptr;
   Segments claimed;
   Segments counted;  // the proved part of it

@@ -46,6 +46,7 @@ Response routes(Hub& hub, const Request& request) {
                          {"model", node.model},
                          {"url", node.url},
                          {"fingerprint", node.fingerprint},
+                         {"ticket", node.ticket},
                          {"segments", segments},
                          {"speed", node.speed_rows_per_s},
                          {"draining", node.draining}});
@@ -97,7 +98,7 @@ void add_backbone_routes(Router& router, Hub& hub) {
               .scopes = {Scope::kBackbone},
               .query = {{"model", "of this model only", false}, {"since", "the version of the last answer", false}},
               .body_example = {},
-              .answer_example = R"({"version":"17","workers":[{"worker_id":"laptop","model":"qwen","url":"192.0.2.7:7000","fingerprint":"00",
+              .answer_example = R"({"version":"17","workers":[{"worker_id":"laptop","model":"qwen","url":"192.0.2.7:7000","fingerprint":"00","ticket":"00",
                 "segments":[[0,0,16]],"speed":1200.5,"draining":false}]})",
               .handler = [&hub](const Request& request) { return routes(hub, request); }});
   router.add({.method = "POST",

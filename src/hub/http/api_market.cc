@@ -15,6 +15,7 @@ using nlohmann::json;
 
 constexpr std::size_t kWorkerIdBytesMax = 128;
 constexpr std::size_t kUrlBytesMax = 256;
+constexpr std::size_t kTicketBytesMax = 128;
 constexpr std::size_t kFingerprintDigits = 64;
 constexpr std::size_t kSelfDeclaredModelsMax = 64;
 constexpr std::uint64_t kLayersMax = 4096, kExpertsMax = 65'536;
@@ -82,6 +83,8 @@ Result<Coverage> coverage_of(const JsonInput& input, const Request& request) {
   out.fingerprint = fingerprint.value_or("");
   if (!out.fingerprint.empty() && (out.fingerprint.size() != kFingerprintDigits || !from_hex(out.fingerprint)))
     return fix_input("'fingerprint' must be 64 hexadecimal digits: the SHA-256 of the worker's certificate.");
+  KVASIR_ASSIGN(const auto ticket, input.optional_text("ticket", kTicketBytesMax));
+  out.ticket = ticket.value_or("");
   KVASIR_ASSIGN(out.holdings, holdings_of(input));
   KVASIR_ASSIGN(const auto speed, input.optional_number("speed"));
   out.speed_rows_per_s = speed.value_or(0);
@@ -235,7 +238,11 @@ Response volunteer(Hub& hub, const Request& request) {
   offer.owner = request.principal.token_id;
   if (!offer.experts_max && !offer.bytes_max) return error_response(400, "say what you offer: max_experts or memory_bytes.");
   if (hub.is_banned(offer.worker_id)) return error_response(403, std::format("worker '{}' is banned from this hub.", offer.worker_id));
-  if (hub.is_waking(request.now)) return nothing_to_do(hub, "the hub has just started and waits for the nodes it knew.");
+  if (const Nanos wait = hub.wakes_in(request.now); wait > Nanos::zero()) {
+    Response waking = error_response(503, "the hub has just started and waits for the nodes it knew; ask again in a moment.");
+    waking.headers.emplace_back("Retry-After", std::to_string(std::chrono::ceil<std::chrono::seconds>(wait).count()));
+    return waking;
+  }
   return hub.with_market([&](Market& market) {
     if (!offer.model.empty() && market.find_model(offer.model) == nullptr)
       return error_response(404, std::format("there is no model '{}' here; see /api/models.", offer.model));
@@ -267,7 +274,7 @@ void add_market_routes(Router& router, Hub& hub) {
               .scopes = {Scope::kWorker},
               .query = {},
               .body_example = R"({"worker_id":"laptop","model":"qwen","n_layer":48,"n_expert":256,"segments":[[0,0,16]],"sets":{"1":[[0,4],[8,12]]},
-                "url":"192.0.2.7:7000","fingerprint":"00","capacity":340000000,"speed":1200.5,"draining":false,"reservation":"",
+                "url":"192.0.2.7:7000","fingerprint":"00","ticket":"00","capacity":340000000,"speed":1200.5,"draining":false,"reservation":"",
                 "proof":{"id":"00","hashes":["00"]}})",
               .answer_example = R"({"ok":true,"experts_counted":16,"ttl_s":30.0,"heartbeat_s":10.0,"move":false,
                 "challenge":{"id":"00","spans":[{"layer":0,"expert":3,"offset":0,"length":65536}]}})",

@@ -5,6 +5,7 @@
 // microseconds. A thread of the hub's own reads bans, advances the market and tidies up.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <filesystem>
 #include <functional>
@@ -57,8 +58,8 @@ class Hub {
   std::mutex nonces_mutex;
   Nonces nonces{std::chrono::seconds(60)};
   // Just started, and nodes that were here a moment ago have not reported yet: volunteers
-  // would be sent to holes that are none.
-  bool is_waking(TimePoint now) const { return now < awake_at_; }
+  // would be sent to holes that are none. Zero: awake.
+  Nanos wakes_in(TimePoint now) const { return std::max(Nanos::zero(), awake_at_ - now); }
 
  private:
   Hub(HubOptions options, std::unique_ptr<Store> store, std::function<void(const std::string&)> log);

@@ -1,0 +1,154 @@
+#include "join/heartbeat.h"
+
+#include <format>
+#include <random>
+
+#include "base/hex.h"
+#include "hub/models/proof.h"
+#include "net/connect.h"
+
+namespace kvasir::join {
+namespace {
+
+constexpr Nanos kInterval = std::chrono::seconds(10);
+constexpr Nanos kIntervalMin = std::chrono::seconds(1), kIntervalMax = std::chrono::minutes(1);
+constexpr int kProofsPerBeatMax = 3;
+
+Result<nlohmann::json> answer(const nlohmann::json& challenge, const NodeState& state) {
+  if (!challenge.contains("id") || !challenge["id"].is_string() || !challenge.contains("spans") || !challenge["spans"].is_array())
+    return retry_later("the hub's challenge is malformed.");
+  const auto& id = challenge["id"].get_ref<const std::string&>();
+  nlohmann::json hashes = nlohmann::json::array();
+  for (const auto& span : challenge["spans"]) {
+    for (const char* name : {"layer", "expert", "offset", "length"})
+      if (!span.is_object() || !span.contains(name) || !span[name].is_number_unsigned()) return retry_later("the hub's challenge is malformed.");
+    Result<gguf::Hash> hash = retry_later("the hub asks for what this node does not hold.");
+    for (const auto& slice : state.slices) {
+      hash = hub::hash_span(*slice, span["layer"], span["expert"], span["offset"], span["length"], id);
+      if (hash) break;
+    }
+    KVASIR_TRY(hash);
+    hashes.push_back(to_hex(*hash));
+  }
+  return nlohmann::json{{"id", id}, {"hashes", hashes}};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Heartbeat>> Heartbeat::start(Options options) {
+  KVASIR_ASSIGN(auto client, HubClient::create(options.hub));
+  std::unique_ptr<Heartbeat> heartbeat(new Heartbeat(std::move(options), std::move(client)));
+  heartbeat->thread_ = std::thread([raw = heartbeat.get()] { raw->run(); });
+  return heartbeat;
+}
+
+Heartbeat::~Heartbeat() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Heartbeat::update(const std::function<void(NodeState&)>& change) {
+  {
+    const std::lock_guard lock(mutex_);
+    change(state_);
+    changed_ = true;
+  }
+  wake_.notify_all();
+}
+
+NodeState Heartbeat::state() const {
+  const std::lock_guard lock(mutex_);
+  return state_;
+}
+
+bool Heartbeat::take_move_request() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(move_, false);
+}
+
+std::uint64_t Heartbeat::experts_counted() const {
+  const std::lock_guard lock(mutex_);
+  return counted_;
+}
+
+void Heartbeat::run() {
+  std::mt19937 random(std::random_device{}());
+  Nanos due = Nanos::zero();
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    wake_.wait_for(lock, due, [this] { return stopping_ || changed_; });
+    if (stopping_) return;
+    changed_ = false;
+    lock.unlock();
+    // Nodes that lost the hub at one moment do not all come back at one moment.
+    due = beat();
+    due += due * static_cast<int>(random() % 100) / 1000;
+    lock.lock();
+  }
+}
+
+nlohmann::json Heartbeat::body_of(const NodeState& state) const {
+  nlohmann::json segments = nlohmann::json::array();
+  for (const hub::Segment& s : state.holdings) segments.push_back({s.layer, s.begin, s.end});
+  std::string url;
+  const std::string host = options_.advertise.empty() ? local_ip_ : options_.advertise;
+  if (state.port != 0 && !host.empty()) url = net::format_host_port({host, state.port});
+  nlohmann::json body = {{"worker_id", options_.worker_id}, {"model", state.model},           {"segments", segments},
+                         {"url", url},                      {"fingerprint", state.fingerprint}, {"ticket", state.ticket},
+                         {"capacity", state.capacity_bytes}, {"speed", state.speed_rows_per_s}, {"draining", state.draining}};
+  if (!state.reservation.empty()) body["reservation"] = state.reservation;
+  return body;
+}
+
+Nanos Heartbeat::beat() {
+  const NodeState now = state();
+  if (now.model.empty()) return kIntervalMax;  // an update wakes it earlier
+  nlohmann::json body = body_of(now);
+  for (int i = 0; i <= kProofsPerBeatMax; ++i) {
+    const auto reply = client_->post("/api/expert-coverage", body);
+    if (!reply || (reply->status != 200 && reply->status >= 500)) {
+      if (std::exchange(reachable_, false)) options_.log(std::format("{} The node goes on serving and keeps trying.", reply ? reply->error() : reply.error().message));
+      return reply && reply->retry_after ? std::clamp(*reply->retry_after, kIntervalMin, kIntervalMax) : kInterval / 2;
+    }
+    if (!std::exchange(reachable_, true)) options_.log("the hub is back.");
+    if (reply->status == 429) return std::clamp(reply->retry_after.value_or(kInterval), kIntervalMin, kIntervalMax);
+    if (reply->status != 200) {
+      options_.log(std::format("the hub refuses this node's heartbeat: {}", reply->error()));
+      const std::lock_guard lock(mutex_);
+      if (reply->status == 404) move_ = true;  // the model is gone
+      return kIntervalMax;
+    }
+    const nlohmann::json answer_json = reply->json();
+    bool moved_house = false;
+    {
+      const std::lock_guard lock(mutex_);
+      if (reply->local_ip != local_ip_) {
+        local_ip_ = reply->local_ip;
+        moved_house = options_.advertise.empty() && now.port != 0;
+      }
+      counted_ = answer_json.value("experts_counted", std::uint64_t{0});
+      if (answer_json.value("move", false)) move_ = true;
+    }
+    const auto challenge = answer_json.find("challenge");
+    if (challenge == answer_json.end() && !moved_house) {
+      const double seconds = answer_json.value("heartbeat_s", 10.0);
+      return std::clamp(std::chrono::duration_cast<Nanos>(std::chrono::duration<double>(seconds)), kIntervalMin, kIntervalMax);
+    }
+    body = body_of(now);
+    if (challenge != answer_json.end()) {
+      auto proof = answer(*challenge, now);
+      if (!proof) {
+        options_.log(std::format("a proof cannot be given: {}", proof.error().message));
+        return kInterval;
+      }
+      body["proof"] = *std::move(proof);
+    }
+  }
+  return kInterval;
+}
+
+}  // namespace kvasir::join

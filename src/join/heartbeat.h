@@ -1,0 +1,69 @@
+// Tells the hub, on a thread of its own and on time whatever else the process does, what the
+// node holds and where it is; answers the hub's challenges.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gguf/moe_model.h"
+#include "hub/core/segments.h"
+#include "join/hub_client.h"
+
+namespace kvasir::join {
+
+struct NodeState {
+  std::string model;  // empty: nothing to report yet
+  hub::Segments holdings;
+  std::vector<std::shared_ptr<const gguf::MoeModel>> slices;  // proofs are read from them
+  std::uint16_t port = 0;  // 0: not serving
+  std::string fingerprint, ticket;
+  std::uint64_t capacity_bytes = 0;
+  double speed_rows_per_s = 0;
+  bool draining = false;
+  std::string reservation;
+};
+
+class Heartbeat {
+ public:
+  struct Options {
+    HubAddress hub;
+    std::string worker_id;
+    std::string advertise;  // host; empty: the address from which the hub is reached
+    std::function<void(const std::string&)> log;
+  };
+  static Result<std::unique_ptr<Heartbeat>> start(Options options);
+  ~Heartbeat();
+
+  // Takes effect at once, not at the next beat.
+  void update(const std::function<void(NodeState&)>& change);
+  NodeState state() const;
+  // The hub has asked the node to move, or does not know its model any more; reading clears it.
+  bool take_move_request();
+  // Of what is reported, this much the hub counts.
+  std::uint64_t experts_counted() const;
+
+ private:
+  Heartbeat(Options options, std::unique_ptr<HubClient> client) : options_(std::move(options)), client_(std::move(client)) {}
+  void run();
+  // One beat and the proof it may ask for; when the next is due.
+  Nanos beat();
+  nlohmann::json body_of(const NodeState& state) const;
+
+  const Options options_;
+  std::unique_ptr<HubClient> client_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  NodeState state_;
+  bool changed_ = false, stopping_ = false, move_ = false;
+  std::uint64_t counted_ = 0;
+  std::string local_ip_;  // as the hub was last reached
+  bool reachable_ = true;
+  std::thread thread_;
+};
+
+}  // namespace kvasir::join
