@@ -441,12 +441,13 @@ GraphPlan plan_graph(ggml_cgraph* graph) {
 }
 
 bool OpClaims::is_expert_product(const ggml_tensor* op) const {
-  if (op->op != GGML_OP_MUL_MAT_ID || op->src[0] == nullptr || !is_ours(op->src[0]->buffer)) return false;
-  const auto name = expert_name(op->src[0]);
-  if (name) return name->part == ExpertPart::kWeight;
-  // Other stacked matrices of a model (attn_v_exps, …) stay where llama.cpp would put them;
-  // nameless operands (ggml's own operator tests) are computed.
-  return !std::string_view(ggml_get_name(op->src[0])).starts_with("blk.");
+  if (op->op != GGML_OP_MUL_MAT_ID || op->src[0] == nullptr) return false;
+  ggml_backend_buffer* buffer = op->src[0]->buffer;
+  if (const auto name = expert_name(op->src[0])) return name->part == ExpertPart::kWeight && is_ours(buffer);
+  // Other stacked matrices of a model (attn_v_exps, …) stay where llama.cpp would put them.
+  // Nameless operands (ggml's own operator tests, which ask before they allocate) are computed.
+  if (std::string_view(ggml_get_name(op->src[0])).starts_with("blk.")) return false;
+  return buffer == nullptr || is_ours(buffer);
 }
 
 bool OpClaims::derives_from_experts(const ggml_tensor* tensor, int depth) const {

@@ -229,6 +229,9 @@ TEST_F(ExpertGraph, DoesNotClaimOtherStackedMatrices) {
   const OpClaims all_ours{[](ggml_backend_buffer*) { return true; }};
   EXPECT_FALSE(all_ours.claims(ggml_mul_mat_id(ctx, matrix("blk.0.attn_v_exps.weight", kEmbd, kFf), cur, ids)));
   EXPECT_TRUE(all_ours.claims(ggml_mul_mat_id(ctx, matrix("operator test operand", kEmbd, kFf), cur, ids)));
+  // test-backend-ops asks before it allocates: with a refusal it would run no case and pass.
+  EXPECT_TRUE((OpClaims{[](ggml_backend_buffer* b) { return b != nullptr; }}).claims(
+      ggml_mul_mat_id(ctx, matrix("as", kEmbd, kFf), cur, ids)));
   const OpClaims none_ours{[](ggml_backend_buffer*) { return false; }};
   EXPECT_FALSE(none_ours.claims(gate()));
 }
