@@ -15,6 +15,8 @@ namespace {
 
 using nlohmann::json;
 
+constexpr std::uint64_t kHoleBytesMin = 64 * 1024;
+
 Response no_model(std::string_view name) { return error_response(404, std::format("there is no model '{}' here; see /api/models.", name)); }
 
 Response json_response(const json& value) {
@@ -108,6 +110,32 @@ Response expert_shard(Hub& hub, const Request& request) {
   return answer_with_body(request, std::move(slice->body), slice->etag, "application/octet-stream");
 }
 
+// With extents=1 not the file but where in it there is anything but zeros: a client that
+// fetches only these ranges, into a file of holes, gets the same.
+Response backbone(Hub& hub, const Request& request) {
+  const HostedModelPtr model = hub.catalogue().find(request.parameters.at("m"));
+  if (model == nullptr) return no_model(request.parameters.at("m"));
+  auto file = model->backbone();
+  if (!file) {
+    hub.catalogue().rescan_soon();
+    return error_response(file.error());
+  }
+  if (const auto wanted = request.query.find("extents"); wanted == request.query.end() || wanted->second == "0")
+    return answer_with_body(request, std::move(file->body), file->etag, "application/octet-stream");
+  json extents = json::array();
+  std::uint64_t at = 0, begin = 0;
+  for (const BodyPiece& piece : file->body.pieces) {
+    // Padding is not worth a range of its own.
+    if (piece.kind == BodyPiece::Kind::kZeros && piece.size >= kHoleBytesMin) {
+      extents.push_back({begin, at});
+      begin = at + piece.size;
+    }
+    at += piece.size;
+  }
+  if (begin < at) extents.push_back({begin, at});
+  return json_response({{"size", file->body.size}, {"etag", file->etag}, {"extents", extents}});
+}
+
 }  // namespace
 
 void add_model_routes(Router& router, Hub& hub) {
@@ -148,6 +176,14 @@ void add_model_routes(Router& router, Hub& hub) {
               .body_example = {},
               .answer_example = {},
               .handler = [&hub](const Request& request) { return expert_shard(hub, request); }});
+  router.add({.method = "GET",
+              .pattern = "/api/proxy/models/{m}/backbone",
+              .summary = "The model without its experts as GGUF; ranges, If-Range and HEAD as of any file",
+              .scopes = {Scope::kBackbone},
+              .query = {{"extents", "1: only where the file is not zero, as {size, etag, extents: [[begin, end], …]}", false}},
+              .body_example = {},
+              .answer_example = {},
+              .handler = [&hub](const Request& request) { return backbone(hub, request); }});
 }
 
 }  // namespace kvasir::hub

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "gguf/backbone.h"
 #include "gguf/slice.h"
 #include "hub/http/test_hub.h"
 
@@ -45,6 +46,34 @@ TEST_F(Download, TheWholeSliceIsTheSlicersFile) {
   EXPECT_EQ(older.status, 200);
   EXPECT_TRUE(older.body.starts_with("GGUF"));
   EXPECT_EQ(get("If-None-Match: " + reply.headers.at("etag") + "\r\n").status, 304);
+}
+
+TEST_F(Download, TheBackboneFileIsTheSlicersToo) {
+  const auto model = *gguf::MoeModel::open((hub_.top / "models" / "m.gguf").string());
+  const std::string path = (hub_.top / "backbone.gguf").string();
+  ASSERT_TRUE(gguf::write_backbone(model, path));
+  std::ifstream in(path, std::ios::binary);
+  const std::string expected(std::istreambuf_iterator<char>(in), {});
+  constexpr std::string_view kBackbone = "/api/proxy/models/m/backbone";
+  const Reply whole = client_.get(kBackbone, hub_.backbone);
+  EXPECT_EQ(whole.status, 200);
+  EXPECT_TRUE(whole.body == expected);
+  // Only what is not zero, put into a file of zeros.
+  const auto extents = client_.get(std::string(kBackbone) + "?extents=1", hub_.backbone).json();
+  EXPECT_EQ(extents["size"], expected.size());
+  EXPECT_EQ(extents["etag"], whole.headers.at("etag"));
+  std::string sparse(expected.size(), '\0');
+  std::size_t fetched = 0;
+  for (const auto& range : extents["extents"]) {
+    const std::size_t begin = range[0], end = range[1];
+    const Reply part = client_.get(kBackbone, hub_.backbone, std::format("Range: bytes={}-{}\r\n", begin, end - 1));
+    ASSERT_EQ(part.body.size(), end - begin);
+    sparse.replace(begin, end - begin, part.body);
+    fetched += end - begin;
+  }
+  EXPECT_TRUE(sparse == expected);
+  EXPECT_LT(fetched, expected.size());
+  EXPECT_EQ(client_.get(kBackbone, hub_.worker).status, 403);
 }
 
 TEST_F(Download, RangesSingleAndMultiple) {

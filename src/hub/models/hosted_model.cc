@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/hex.h"
+#include "gguf/backbone.h"
 #include "gguf/output_file.h"
 #include "gguf/slice.h"
 #include "hub/models/proof.h"
@@ -19,6 +20,12 @@ namespace {
 constexpr std::size_t kHashBufferBytes = 128 * 1024;
 constexpr std::string_view kCacheMagic = "kvasir slab hashes 1\n";
 constexpr std::size_t kEtagDigits = 32;
+
+std::string etag_of(std::initializer_list<ByteSpan> parts) {
+  gguf::Blake3 hash;
+  for (const ByteSpan part : parts) hash.update(part);
+  return std::format("\"{}\"", to_hex(hash.finish()).substr(0, kEtagDigits));
+}
 
 // A file under the name it has inside the folder.
 class ShortNamedSource final : public gguf::ByteSource {
@@ -200,9 +207,7 @@ Result<SliceAnswer> HostedModel::slice(const gguf::SlicePlan& plan) const {
   }
   SliceAnswer out;
   auto header = std::make_shared<const Bytes>(layout.header(hashes));
-  gguf::Blake3 tag;
-  tag.update(*header);
-  out.etag = std::format("\"{}\"", to_hex(tag.finish()).substr(0, kEtagDigits));
+  out.etag = etag_of({*header});  // it has the hash of everything that follows
 
   std::uint64_t at = header->size();
   out.body.append_memory(std::move(header));
@@ -213,9 +218,42 @@ Result<SliceAnswer> HostedModel::slice(const gguf::SlicePlan& plan) const {
   }
   out.body.append_zeros(layout.total_bytes() - at);
   KVASIR_CHECK(out.body.size == layout.total_bytes());
-  out.body.owner = shared_from_this();
-  out.body.check = [self = shared_from_this()] { return self->check_unchanged(); };
+  keep_alive(out.body);
   return out;
+}
+
+Result<SliceAnswer> HostedModel::backbone() const {
+  KVASIR_TRY(check_unchanged());
+  KVASIR_ASSIGN(gguf::BackboneLayout layout, gguf::BackboneLayout::make(moe_));
+  SliceAnswer out;
+  out.etag = etag_of({layout.header, cache_prefix()});
+  // Copies and placeholders, in the order of the file.
+  struct Part {
+    std::uint64_t offset = 0;
+    const gguf::CopyRun* run = nullptr;
+    const gguf::BackboneLayout::Stamp* stamp = nullptr;
+  };
+  std::vector<Part> parts;
+  for (const gguf::CopyRun& run : layout.runs) parts.push_back({run.offset, &run, nullptr});
+  for (const auto& stamp : layout.stamps) parts.push_back({stamp.offset, nullptr, &stamp});
+  std::ranges::sort(parts, {}, &Part::offset);
+  out.body.append_memory(std::make_shared<const Bytes>(std::move(layout.header)));
+  for (const Part& part : parts) {
+    out.body.append_zeros(part.offset - out.body.size);
+    if (part.run != nullptr) {
+      out.body.append_file(moe_.files().files()[part.run->file].source().file_descriptor(), part.run->source_offset, part.run->size);
+    } else {
+      out.body.append_memory(std::make_shared<const Bytes>(part.stamp->bytes.begin(), part.stamp->bytes.end()));
+    }
+  }
+  out.body.append_zeros(layout.total_bytes - out.body.size);
+  keep_alive(out.body);
+  return out;
+}
+
+void HostedModel::keep_alive(Body& body) const {
+  body.owner = shared_from_this();
+  body.check = [self = shared_from_this()] { return self->check_unchanged(); };
 }
 
 }  // namespace kvasir::hub

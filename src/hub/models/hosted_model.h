@@ -53,11 +53,14 @@ class HostedModel : public std::enable_shared_from_this<HostedModel> {
 
   // kRetryLater while hashes that it needs are not there yet.
   Result<SliceAnswer> slice(const gguf::SlicePlan& plan) const;
+  // The model without its experts. Needs no hashes: its tag comes from the files' identity.
+  Result<SliceAnswer> backbone() const;
 
  private:
   HostedModel(std::string name, gguf::MoeModel moe) : name_(std::move(name)), moe_(std::move(moe)) {}
   std::size_t first_hash(const gguf::ExpertTensor& tensor) const;
   Bytes cache_prefix() const;
+  void keep_alive(Body& body) const;
 
   std::string name_;
   gguf::MoeModel moe_;
