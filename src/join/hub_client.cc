@@ -1,5 +1,6 @@
 #include "join/hub_client.h"
 
+#include <arpa/inet.h>
 #include <curl/curl.h>
 
 #include <algorithm>
@@ -23,7 +24,13 @@ struct ListFree {
   void operator()(curl_slist* list) const { curl_slist_free_all(list); }
 };
 
-bool is_loopback_host(std::string_view host) { return host == "localhost" || host.starts_with("127.") || host.starts_with("[::1]"); }
+// "localhost:80", "127.0.0.1", "[::1]:80", and no name that only begins like these.
+bool is_loopback_host(std::string_view host) {
+  if (host.starts_with('[')) return host.substr(0, host.find(']') + 1) == "[::1]";
+  const std::string name(host.substr(0, host.find(':')));
+  in_addr address{};
+  return name == "localhost" || (::inet_pton(AF_INET, name.c_str(), &address) == 1 && ntohl(address.s_addr) >> 24 == 127);
+}
 
 // What one transfer receives.
 struct Receiver {
