@@ -108,19 +108,21 @@ class Join(SystemTest):
 
     def test_what_is_wrong_is_said(self):
         hub = self.hub()
-        for args, sentence in [(["--memory", "1k"], "too few"), (["--memory", "10M", "--model", "other"], "no model"),
-                               (["--memory", "10M", "--disk", "100k"], "quota"), (["--memory", "10M", "--schedule", "25:00-07:00"], "hours")]:
-            done = harness.run([KVASIR, "join", hub.url, "--once", "--data", self.folder / "w", "--cache", self.folder / "w" / "c", *args],
-                               env=harness.clean_environment(KVASIR_TOKEN=self.worker_token), check=False)
+        folder = self.folder / "w"
+
+        def refused(url, *args, token=self.worker_token):
+            done = harness.run([KVASIR, "join", url, "--once", "--data", folder, "--cache", folder / "slices", *args],
+                               env=harness.clean_environment(KVASIR_TOKEN=token), check=False)
             self.assertNotEqual(done.returncode, 0)
-            self.assertIn(sentence, done.stderr)
-        done = harness.run([KVASIR, "join", "http://192.0.2.1:80", "--memory", "10M"], env=harness.clean_environment(KVASIR_TOKEN="x"), check=False)
-        self.assertIn("in the clear", done.stderr)
-        done = harness.run([KVASIR, "join", hub.url, "--memory", "10M", "--once", "--data", self.folder / "w"],
-                           env=harness.clean_environment(KVASIR_TOKEN="kvasir_wrong"), check=False)
-        self.assertNotEqual(done.returncode, 0)
-        self.assertIn("not known here", done.stderr)
-        self.assertNotIn("kvasir_wrong", done.stderr)
+            self.assertNotIn(token, done.stderr)
+            return done.stderr
+
+        self.assertIn("too few", refused(hub.url, "--memory", "1k"))
+        self.assertIn("no model", refused(hub.url, "--memory", "10M", "--model", "other"))
+        self.assertIn("quota", refused(hub.url, "--memory", "10M", "--disk", "100k"))
+        self.assertIn("hours", refused(hub.url, "--memory", "10M", "--schedule", "25:00-07:00"))
+        self.assertIn("in the clear", refused("http://192.0.2.1:80", "--memory", "10M"))
+        self.assertIn("not known here", refused(hub.url, "--memory", "10M", token="kvasir_wrong"))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,8 @@ Result<std::string> read_token(const std::string& token_file) {
   }
   std::ifstream in(token_file);
   std::string token;
-  if (!std::getline(in, token) || token.empty()) return fix_input(std::format("'{}' holds no token on its first line.", token_file));
+  if (!std::getline(in, token) || token.empty())
+    return fix_input(std::format("'{}' holds no token on its first line.", token_file));
   return token;
 }
 
@@ -74,7 +75,8 @@ Status prepare(Options& options) {
   KVASIR_ASSIGN(const std::vector<net::Address> addresses, net::resolve(node.listen));
   node.tls = !addresses.front().text.starts_with("127.") && !addresses.front().text.starts_with("[::1]");
   node.data_dir = options.data_dir.empty() ? default_folder("XDG_DATA_HOME", "/.local/share/kvasir") : options.data_dir;
-  node.cache_dir = options.cache_dir.empty() ? default_folder("XDG_CACHE_HOME", "/.cache/kvasir") + "/slices" : options.cache_dir;
+  node.cache_dir =
+      options.cache_dir.empty() ? default_folder("XDG_CACHE_HOME", "/.cache/kvasir") + "/slices" : options.cache_dir;
   if (node.n_threads <= 0) node.n_threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   node.software = std::string("kvasir ") + KVASIR_VERSION;
   return {};
@@ -85,9 +87,11 @@ int run(Options& options) {
   if (!spdlog::get("join")) spdlog::set_default_logger(spdlog::stderr_color_mt("join"));
   spdlog::set_pattern("%H:%M:%S %^%l%$ %v");
   ::unsetenv("GGML_BACKEND_PATH");  // a backbone's plugin is no business of a node
-  ggml_log_set([](ggml_log_level level, const char* text, void*) {
-    if (level == GGML_LOG_LEVEL_WARN || level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
-  }, nullptr);
+  ggml_log_set(
+      [](ggml_log_level level, const char* text, void*) {
+        if (level == GGML_LOG_LEVEL_WARN || level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
+      },
+      nullptr);
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGTERM, on_stop_signal);
   std::signal(SIGINT, on_stop_signal);
@@ -110,20 +114,28 @@ void add_join(CLI::App& app, int& exit_code) {
   join::NodeOptions& node = options->node;
   CLI::App* command = app.add_subcommand("join", "Serve what a hub finds scarce, with the memory you can spare");
   command->add_option("hub", options->url, "https://HOST of the hub")->required();
-  command->add_option("--memory", node.memory_bytes, "bytes that experts may take (340M, 2G)")->transform(CLI::AsSizeValue(false))->required();
-  command->add_option("--token", node.hub.token, "node token; better in --token-file or KVASIR_TOKEN, where others cannot see it");
+  command->add_option("--memory", node.memory_bytes, "bytes that experts may take (340M, 2G)")
+      ->transform(CLI::AsSizeValue(false))
+      ->required();
+  command->add_option("--token", node.hub.token,
+                      "node token; better in --token-file or KVASIR_TOKEN, where others cannot see it");
   command->add_option("--token-file", options->token_file, "file with the node token");
   command->add_option("--ca-file", node.hub.ca_file, "PEM certificate of a hub that signed its own");
   command->add_option("--model", node.model, "only this model (default: whichever is scarcest)");
-  command->add_option("--disk", node.fetch.quota_bytes, "bytes that fetched slices may take")->transform(CLI::AsSizeValue(false));
-  command->add_option("--data-cap", node.fetch.daily_bytes_max, "bytes to fetch in a day at most")->transform(CLI::AsSizeValue(false));
-  command->add_option("--rate", node.fetch.bytes_per_s_max, "bytes a second to fetch at most")->transform(CLI::AsSizeValue(false));
+  command->add_option("--disk", node.fetch.quota_bytes, "bytes that fetched slices may take")
+      ->transform(CLI::AsSizeValue(false));
+  command->add_option("--data-cap", node.fetch.daily_bytes_max, "bytes to fetch in a day at most")
+      ->transform(CLI::AsSizeValue(false));
+  command->add_option("--rate", node.fetch.bytes_per_s_max, "bytes a second to fetch at most")
+      ->transform(CLI::AsSizeValue(false));
   command->add_option("--device", node.device, "ggml device to compute on, e.g. Vulkan0")->capture_default_str();
-  command->add_option("--threads", node.n_threads, "threads to compute with (default: one a core)")->check(CLI::Range(1, ffn::kThreadsMax));
+  command->add_option("--threads", node.n_threads, "threads to compute with (default: one a core)")
+      ->check(CLI::Range(1, ffn::kThreadsMax));
   node.n_threads = 0;
   command->add_option("--nice", node.nice, "give way to other programs: 0 to 19")->check(CLI::Range(0, 19));
   command->add_flag("--only-on-ac", node.conditions.only_on_ac, "pause on battery");
-  command->add_option("--pause-when-busy", options->busy_load, "pause while other programs' load is above this")->check(CLI::PositiveNumber);
+  command->add_option("--pause-when-busy", options->busy_load, "pause while other programs' load is above this")
+      ->check(CLI::PositiveNumber);
   command->add_option("--schedule", options->schedule, "hours to work in, e.g. 22:00-07:00");
   command->add_option("--serve", options->serve, "[HOST:]PORT to listen on (default: any port)");
   command->add_option("--advertise", node.advertise, "host under which backbones reach this machine");

@@ -43,7 +43,8 @@ Result<std::unique_ptr<hub::Store>> open_store(const Options& options) {
   if (const char* variable = std::getenv("KVASIR_HUB_STORE"); url.empty() && variable != nullptr) url = variable;
   if (url == "memory") return hub::make_memory_store();
   if (url.starts_with("postgres://") || url.starts_with("postgresql://")) return hub::open_postgres_store(url);
-  if (!url.empty()) return fix_input("--store takes postgres://USER@HOST/DATABASE, or 'memory'; leave it out for a file in --data.");
+  if (!url.empty())
+    return fix_input("--store takes postgres://USER@HOST/DATABASE, or 'memory'; leave it out for a file in --data.");
   if (options.data_dir.empty()) return fix_input("name the hub's folder: --data DIR.");
   return hub::open_sqlite_store(options.data_dir);
 }
@@ -93,8 +94,10 @@ Status serve(const Options& options) {
   server_options.key_file = options.key;
   server_options.trust_proxy = options.trust_proxy;
   const std::string host = server_options.listen.host;
-  KVASIR_ASSIGN(const auto server, hub::Server::start(std::move(server_options), hub->router(), hub->authenticator(), log));
-  std::printf("%s://%s\n", options.certificate.empty() ? "http" : "https", net::format_host_port({host, server->port()}).c_str());
+  KVASIR_ASSIGN(const auto server,
+                hub::Server::start(std::move(server_options), hub->router(), hub->authenticator(), log));
+  std::printf("%s://%s\n", options.certificate.empty() ? "http" : "https",
+              net::format_host_port({host, server->port()}).c_str());
   std::fflush(stdout);
 
   int signal = 0;
@@ -146,7 +149,8 @@ Status token_list(const Options& options) {
   KVASIR_ASSIGN(const auto tokens, store->list_tokens());
   if (options.json) {
     for (const hub::TokenRecord& t : tokens) {
-      nlohmann::json line = {{"id", t.id}, {"scope", hub::to_string(t.scope)}, {"note", t.note}, {"created", t.created}};
+      nlohmann::json line = {
+          {"id", t.id}, {"scope", hub::to_string(t.scope)}, {"note", t.note}, {"created", t.created}};
       if (t.expires) line["expires"] = *t.expires;
       if (t.revoked) line["revoked"] = *t.revoked;
       std::printf("%s\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
@@ -155,8 +159,9 @@ Status token_list(const Options& options) {
   }
   std::printf("%-17s %-9s %-17s %-17s %-17s %s\n", "id", "scope", "created (UTC)", "expires", "revoked", "note");
   for (const hub::TokenRecord& t : tokens)
-    std::printf("%-17s %-9s %-17s %-17s %-17s %s\n", t.id.c_str(), std::string(hub::to_string(t.scope)).c_str(), format_time(t.created).c_str(),
-                format_time(t.expires).c_str(), format_time(t.revoked).c_str(), t.note.c_str());
+    std::printf("%-17s %-9s %-17s %-17s %-17s %s\n", t.id.c_str(), std::string(hub::to_string(t.scope)).c_str(),
+                format_time(t.created).c_str(), format_time(t.expires).c_str(), format_time(t.revoked).c_str(),
+                t.note.c_str());
   return {};
 }
 
@@ -174,7 +179,8 @@ Status key_admit(const Options& options) {
   const auto scope = hub::parse_scope(options.scope);
   if (!scope || *scope == hub::Scope::kAdmin) return fix_input("a key is admitted as worker or backbone.");
   const auto key = from_hex(options.id);
-  if (!key || key->size() != hub::kEd25519KeyBytes) return fix_input("the key must be 64 hexadecimal digits: an ed25519 public key.");
+  if (!key || key->size() != hub::kEd25519KeyBytes)
+    return fix_input("the key must be 64 hexadecimal digits: an ed25519 public key.");
   KVASIR_ASSIGN(const auto store, open_store(options));
   return store->put_key({to_hex(*key), *scope, options.note, hub::unix_now(), std::nullopt});
 }
@@ -183,8 +189,8 @@ Status key_list(const Options& options) {
   KVASIR_ASSIGN(const auto store, open_store(options));
   KVASIR_ASSIGN(const auto keys, store->list_keys());
   for (const hub::KeyRecord& k : keys)
-    std::printf("%s %-9s %s%s %s\n", k.public_key.c_str(), std::string(hub::to_string(k.scope)).c_str(), format_time(k.created).c_str(),
-                k.revoked ? " (revoked)" : "", k.note.c_str());
+    std::printf("%s %-9s %s%s %s\n", k.public_key.c_str(), std::string(hub::to_string(k.scope)).c_str(),
+                format_time(k.created).c_str(), k.revoked ? " (revoked)" : "", k.note.c_str());
   return {};
 }
 
@@ -208,7 +214,8 @@ void configure_hub(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<Options>();
   const auto add_store = [options](CLI::App* command) {
     command->add_option("--data", options->data_dir, "folder of the hub's database and caches");
-    command->add_option("--store", options->store_url, "postgres://USER@HOST/DATABASE instead of a file in --data (or KVASIR_HUB_STORE)");
+    command->add_option("--store", options->store_url,
+                        "postgres://USER@HOST/DATABASE instead of a file in --data (or KVASIR_HUB_STORE)");
   };
   const auto add = [&](CLI::App* parent, const char* name, const char* what, Status (*act)(const Options&)) {
     CLI::App* command = parent->add_subcommand(name, what);
@@ -218,14 +225,20 @@ void configure_hub(CLI::App& app, int& exit_code) {
   };
 
   add_store(&app);
-  app.add_option("--listen", options->listen, "HOST:PORT; plain HTTP on loopback only, port 0 picks one")->capture_default_str();
+  app.add_option("--listen", options->listen, "HOST:PORT; plain HTTP on loopback only, port 0 picks one")
+      ->capture_default_str();
   app.add_option("--models", options->models_dir, "folder of GGUF files; nothing outside is served");
   app.add_option("--cert", options->certificate, "PEM file of the certificate chain: HTTPS");
   app.add_option("--key", options->key, "PEM file of its private key");
-  app.add_flag("--trust-proxy", options->trust_proxy, "take client addresses from X-Forwarded-For of a proxy on this machine");
+  app.add_flag("--trust-proxy", options->trust_proxy,
+               "take client addresses from X-Forwarded-For of a proxy on this machine");
   app.add_flag("--no-proof", options->no_proof, "count what nodes claim without asking for proof: for a closed group");
-  app.add_option("--target", options->target, "replicas that every expert should have")->check(CLI::Range(1u, hub::kTargetMax))->capture_default_str();
-  app.add_option("--min-experts", options->experts_min, "the smallest slice that is of use")->check(CLI::Range(1u, 65'536u))->capture_default_str();
+  app.add_option("--target", options->target, "replicas that every expert should have")
+      ->check(CLI::Range(1u, hub::kTargetMax))
+      ->capture_default_str();
+  app.add_option("--min-experts", options->experts_min, "the smallest slice that is of use")
+      ->check(CLI::Range(1u, 65'536u))
+      ->capture_default_str();
   app.add_flag("-v,--verbose", options->verbose, "log more");
 
   CLI::App* token = app.add_subcommand("token", "Node tokens")->require_subcommand(1);
@@ -233,8 +246,11 @@ void configure_hub(CLI::App& app, int& exit_code) {
   create->add_option("--scope", options->scope, "worker, backbone or admin")->capture_default_str();
   create->add_option("--expires", options->expires, "how long it is good: 12h, 30d (default: for ever)");
   create->add_option("--note", options->note, "for your own memory");
-  add(token, "list", "Tokens, without their secrets", token_list)->add_flag("--json", options->json, "one JSON object a line");
-  add(token, "revoke", "End a token; running hubs notice within seconds", token_revoke)->add_option("id", options->id, "its id")->required();
+  add(token, "list", "Tokens, without their secrets", token_list)
+      ->add_flag("--json", options->json, "one JSON object a line");
+  add(token, "revoke", "End a token; running hubs notice within seconds", token_revoke)
+      ->add_option("id", options->id, "its id")
+      ->required();
 
   CLI::App* key = app.add_subcommand("key", "ed25519 keys whose holders may fetch tokens")->require_subcommand(1);
   CLI::App* admit = add(key, "admit", "Admit a public key", key_admit);
@@ -242,7 +258,9 @@ void configure_hub(CLI::App& app, int& exit_code) {
   admit->add_option("--scope", options->scope, "worker or backbone")->capture_default_str();
   admit->add_option("--note", options->note, "for your own memory");
   add(key, "list", "Admitted keys", key_list);
-  add(key, "revoke", "Admit a key no more; tokens it fetched live on until they expire", key_revoke)->add_option("key", options->id, "the public key")->required();
+  add(key, "revoke", "Admit a key no more; tokens it fetched live on until they expire", key_revoke)
+      ->add_option("key", options->id, "the public key")
+      ->required();
 
   add(&app, "check", "Check the database", check);
 

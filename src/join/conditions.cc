@@ -32,7 +32,8 @@ std::optional<int> parse_clock(std::string_view text) {
 Result<Hours> parse_hours(const std::string& text) {
   const auto from = parse_clock(std::string_view(text).substr(0, 5));
   const auto to = text.size() == 11 && text[5] == '-' ? parse_clock(std::string_view(text).substr(6)) : std::nullopt;
-  if (!from || !to || *from == *to) return fix_input(std::format("'{}' is no span of hours; write it as 22:00-07:00.", text));
+  if (!from || !to || *from == *to)
+    return fix_input(std::format("'{}' is no span of hours; write it as 22:00-07:00.", text));
   return Hours{*from, *to};
 }
 
@@ -59,8 +60,10 @@ MachineState look_at_machine(const std::filesystem::path& sys) {
   return state;
 }
 
-std::optional<std::string> reason_to_pause(const Conditions& conditions, const MachineState& state, bool paused, double own_load) {
-  if (conditions.schedule && !conditions.schedule->contains(state.minute_of_day)) return "it is outside the hours of --schedule";
+std::optional<std::string> reason_to_pause(const Conditions& conditions, const MachineState& state, bool paused,
+                                           double own_load) {
+  if (conditions.schedule && !conditions.schedule->contains(state.minute_of_day))
+    return "it is outside the hours of --schedule";
   if (conditions.only_on_ac && state.on_ac == false) return "the machine runs on its battery";
   if (conditions.load_max) {
     const double others = std::max(0.0, state.load - own_load);

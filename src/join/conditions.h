@@ -32,6 +32,7 @@ MachineState look_at_machine(const std::filesystem::path& sys = "/sys/class/powe
 
 // Why the node should pause, or nothing. `paused` makes it slower to come back than to go:
 // the load must have fallen well below the limit.
-std::optional<std::string> reason_to_pause(const Conditions& conditions, const MachineState& state, bool paused, double own_load);
+std::optional<std::string> reason_to_pause(const Conditions& conditions, const MachineState& state, bool paused,
+                                           double own_load);
 
 }  // namespace kvasir::join

@@ -17,7 +17,8 @@ TEST(Hours, SpanMidnightOrNot) {
   for (const int minute : {7 * 60, 12 * 60, 21 * 60 + 59}) EXPECT_FALSE(night.contains(minute)) << minute;
   EXPECT_TRUE(day.contains(9 * 60 + 30));
   EXPECT_FALSE(day.contains(17 * 60));
-  for (const char* text : {"", "22:00", "22:00-", "25:00-07:00", "22:60-07:00", "22-07", "22:00-22:00", "22:00-07:00 ", "-1:00-07:00", "ab:cd-07:00"})
+  for (const char* text : {"", "22:00", "22:00-", "25:00-07:00", "22:60-07:00", "22-07", "22:00-22:00", "22:00-07:00 ",
+                           "-1:00-07:00", "ab:cd-07:00"})
     EXPECT_FALSE(parse_hours(text)) << text;
 }
 
@@ -72,7 +73,9 @@ TEST(HubAddress, KeepsTheTokenOffTheNetwork) {
   EXPECT_EQ(check_address({"https://hub.example/", "t", ""})->url, "https://hub.example");
   EXPECT_TRUE(check_address({"http://127.0.0.1:8080", "t", ""}));
   EXPECT_TRUE(check_address({"http://localhost:8080", "t", ""}));
-  for (const char* url : {"http://hub.example", "http://127.0.0.1.example.com", "http://localhost.example.com", "http://user@127.0.0.1", "ftp://hub", "hub.example", "https://", "https://hub/path", "https://a b"})
+  for (const char* url :
+       {"http://hub.example", "http://127.0.0.1.example.com", "http://localhost.example.com", "http://user@127.0.0.1",
+        "ftp://hub", "hub.example", "https://", "https://hub/path", "https://a b"})
     EXPECT_FALSE(check_address({url, "t", ""})) << url;
   EXPECT_FALSE(check_address({"https://hub.example", "", ""}));
   EXPECT_FALSE(check_address({"https://hub.example", "a\r\nX: y", ""}));

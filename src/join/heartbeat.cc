@@ -15,13 +15,15 @@ constexpr Nanos kIntervalMin = std::chrono::seconds(1), kIntervalMax = std::chro
 constexpr int kProofsPerBeatMax = 3;
 
 Result<nlohmann::json> answer(const nlohmann::json& challenge, const NodeState& state) {
-  if (!challenge.contains("id") || !challenge["id"].is_string() || !challenge.contains("spans") || !challenge["spans"].is_array())
+  if (!challenge.contains("id") || !challenge["id"].is_string() || !challenge.contains("spans") ||
+      !challenge["spans"].is_array())
     return retry_later("the hub's challenge is malformed.");
   const auto& id = challenge["id"].get_ref<const std::string&>();
   nlohmann::json hashes = nlohmann::json::array();
   for (const auto& span : challenge["spans"]) {
     for (const char* name : {"layer", "expert", "offset", "length"})
-      if (!span.is_object() || !span.contains(name) || !span[name].is_number_unsigned()) return retry_later("the hub's challenge is malformed.");
+      if (!span.is_object() || !span.contains(name) || !span[name].is_number_unsigned())
+        return retry_later("the hub's challenge is malformed.");
     Result<gguf::Hash> hash = retry_later("the hub asks for what this node does not hold.");
     for (const auto& slice : state.slices) {
       hash = hub::hash_span(*slice, span["layer"], span["expert"], span["offset"], span["length"], id);
@@ -97,9 +99,15 @@ nlohmann::json Heartbeat::body_of(const NodeState& state) const {
   std::string url;
   const std::string host = options_.advertise.empty() ? local_ip_ : options_.advertise;
   if (state.port != 0 && !host.empty()) url = net::format_host_port({host, state.port});
-  nlohmann::json body = {{"worker_id", options_.worker_id}, {"model", state.model},           {"segments", segments},
-                         {"url", url},                      {"fingerprint", state.fingerprint}, {"ticket", state.ticket},
-                         {"capacity", state.capacity_bytes}, {"speed", state.speed_rows_per_s}, {"draining", state.draining}};
+  nlohmann::json body = {{"worker_id", options_.worker_id},
+                         {"model", state.model},
+                         {"segments", segments},
+                         {"url", url},
+                         {"fingerprint", state.fingerprint},
+                         {"ticket", state.ticket},
+                         {"capacity", state.capacity_bytes},
+                         {"speed", state.speed_rows_per_s},
+                         {"draining", state.draining}};
   if (!state.reservation.empty()) body["reservation"] = state.reservation;
   return body;
 }
@@ -111,7 +119,9 @@ Nanos Heartbeat::beat() {
   for (int i = 0; i <= kProofsPerBeatMax; ++i) {
     const auto reply = client_->post("/api/expert-coverage", body);
     if (!reply || (reply->status != 200 && reply->status >= 500)) {
-      if (std::exchange(reachable_, false)) options_.log(std::format("{} The node goes on serving and keeps trying.", reply ? reply->error() : reply.error().message));
+      if (std::exchange(reachable_, false))
+        options_.log(std::format("{} The node goes on serving and keeps trying.",
+                                 reply ? reply->error() : reply.error().message));
       return reply && reply->retry_after ? std::clamp(*reply->retry_after, kIntervalMin, kIntervalMax) : kInterval / 2;
     }
     if (!std::exchange(reachable_, true)) options_.log("the hub is back.");
@@ -136,7 +146,8 @@ Nanos Heartbeat::beat() {
     const auto challenge = answer_json.find("challenge");
     if (challenge == answer_json.end() && !moved_house) {
       const double seconds = answer_json.value("heartbeat_s", 10.0);
-      return std::clamp(std::chrono::duration_cast<Nanos>(std::chrono::duration<double>(seconds)), kIntervalMin, kIntervalMax);
+      return std::clamp(std::chrono::duration_cast<Nanos>(std::chrono::duration<double>(seconds)), kIntervalMin,
+                        kIntervalMax);
     }
     body = body_of(now);
     if (challenge != answer_json.end()) {

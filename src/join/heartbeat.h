@@ -48,7 +48,8 @@ class Heartbeat {
   std::uint64_t experts_counted() const;
 
  private:
-  Heartbeat(Options options, std::unique_ptr<HubClient> client) : options_(std::move(options)), client_(std::move(client)) {}
+  Heartbeat(Options options, std::unique_ptr<HubClient> client)
+      : options_(std::move(options)), client_(std::move(client)) {}
   void run();
   // One beat and the proof it may ask for; when the next is due.
   Nanos beat();

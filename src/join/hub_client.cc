@@ -29,7 +29,8 @@ bool is_loopback_host(std::string_view host) {
   if (host.starts_with('[')) return host.substr(0, host.find(']') + 1) == "[::1]";
   const std::string name(host.substr(0, host.find(':')));
   in_addr address{};
-  return name == "localhost" || (::inet_pton(AF_INET, name.c_str(), &address) == 1 && ntohl(address.s_addr) >> 24 == 127);
+  return name == "localhost" ||
+         (::inet_pton(AF_INET, name.c_str(), &address) == 1 && ntohl(address.s_addr) >> 24 == 127);
 }
 
 // What one transfer receives.
@@ -46,10 +47,13 @@ struct Receiver {
     const std::string_view line(bytes, n);
     const auto value_of = [&](std::string_view name) -> std::optional<std::string_view> {
       if (line.size() <= name.size() || line[name.size()] != ':') return std::nullopt;
-      if (!std::ranges::equal(line.substr(0, name.size()), name, [](char a, char b) { return (a | 0x20) == (b | 0x20); })) return std::nullopt;
+      if (!std::ranges::equal(line.substr(0, name.size()), name,
+                              [](char a, char b) { return (a | 0x20) == (b | 0x20); }))
+        return std::nullopt;
       std::string_view value = line.substr(name.size() + 1);
       while (!value.empty() && (value.front() == ' ' || value.front() == '\t')) value.remove_prefix(1);
-      while (!value.empty() && (value.back() == '\r' || value.back() == '\n' || value.back() == ' ')) value.remove_suffix(1);
+      while (!value.empty() && (value.back() == '\r' || value.back() == '\n' || value.back() == ' '))
+        value.remove_suffix(1);
       return value;
     };
     const auto number = [](std::string_view text) {
@@ -59,10 +63,13 @@ struct Receiver {
     };
     if (line.starts_with("HTTP/")) receiver.piece = {};  // of an interim answer before
     if (const auto etag = value_of("etag")) receiver.piece.etag = *etag;
-    if (const auto length = value_of("content-length"); length && receiver.piece.total == 0) receiver.piece.total = number(*length);
+    if (const auto length = value_of("content-length"); length && receiver.piece.total == 0)
+      receiver.piece.total = number(*length);
     if (const auto range = value_of("content-range"))
-      if (const std::size_t slash = range->rfind('/'); slash != std::string_view::npos) receiver.piece.total = number(range->substr(slash + 1));
-    if (const auto wait = value_of("retry-after")) receiver.piece.retry_after = std::chrono::seconds(std::min<std::uint64_t>(number(*wait), 3600));
+      if (const std::size_t slash = range->rfind('/'); slash != std::string_view::npos)
+        receiver.piece.total = number(range->substr(slash + 1));
+    if (const auto wait = value_of("retry-after"))
+      receiver.piece.retry_after = std::chrono::seconds(std::min<std::uint64_t>(number(*wait), 3600));
     return n;
   }
 
@@ -71,7 +78,8 @@ struct Receiver {
     if (!receiver.begun) {
       receiver.begun = true;
       curl_easy_getinfo(receiver.handle, CURLINFO_RESPONSE_CODE, &receiver.piece.status);
-      if (receiver.begin != nullptr && receiver.is_file() && !(*receiver.begin)(receiver.piece)) receiver.stopped = true;
+      if (receiver.begin != nullptr && receiver.is_file() && !(*receiver.begin)(receiver.piece))
+        receiver.stopped = true;
     }
     if (receiver.stopped) return 0;
     if (receiver.data != nullptr && receiver.is_file()) {
@@ -97,8 +105,9 @@ class CurlClient final : public HubClient {
     return call(path, &text);
   }
 
-  Result<Piece> download(const std::string& path, std::uint64_t from, const std::string& etag, std::uint64_t bytes_per_s_max,
-                         const std::function<bool(const Piece&)>& begin, const std::function<bool(const char*, std::size_t)>& data) override {
+  Result<Piece> download(const std::string& path, std::uint64_t from, const std::string& etag,
+                         std::uint64_t bytes_per_s_max, const std::function<bool(const Piece&)>& begin,
+                         const std::function<bool(const char*, std::size_t)>& data) override {
     Receiver receiver;
     receiver.begin = &begin;
     receiver.data = &data;
@@ -130,7 +139,9 @@ class CurlClient final : public HubClient {
     curl_easy_reset(handle_.get());  // keeps the connection
     receiver.handle = handle_.get();
     headers_.reset();
-    const auto add = [this](const std::string& line) { headers_.reset(curl_slist_append(headers_.release(), line.c_str())); };
+    const auto add = [this](const std::string& line) {
+      headers_.reset(curl_slist_append(headers_.release(), line.c_str()));
+    };
     add("Authorization: Bearer " + address_.token);
     add("Expect:");
     for (const std::string& line : more_headers) add(line);
@@ -173,8 +184,10 @@ class CurlClient final : public HubClient {
     const std::string why = curl_easy_strerror(code);
     // Trying again does not help against a certificate.
     if (code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE)
-      return fix_input(std::format("the hub '{}' shows a certificate that cannot be verified; give --ca-file if it is its own.", address_.url));
-    if (code == CURLE_URL_MALFORMAT || code == CURLE_UNSUPPORTED_PROTOCOL) return fix_input(std::format("'{}' is not the address of a hub.", address_.url));
+      return fix_input(std::format(
+          "the hub '{}' shows a certificate that cannot be verified; give --ca-file if it is its own.", address_.url));
+    if (code == CURLE_URL_MALFORMAT || code == CURLE_UNSUPPORTED_PROTOCOL)
+      return fix_input(std::format("'{}' is not the address of a hub.", address_.url));
     return retry_later(std::format("the hub '{}' does not answer ({}).", address_.url, why));
   }
 
@@ -188,14 +201,19 @@ class CurlClient final : public HubClient {
 Result<HubAddress> check_address(HubAddress address) {
   while (address.url.ends_with('/')) address.url.pop_back();
   const std::size_t scheme_end = address.url.find("://");
-  if (scheme_end == std::string::npos) return fix_input(std::format("'{}' is not the address of a hub; write https://HOST.", address.url));
-  const std::string_view scheme = std::string_view(address.url).substr(0, scheme_end), host = std::string_view(address.url).substr(scheme_end + 3);
+  if (scheme_end == std::string::npos)
+    return fix_input(std::format("'{}' is not the address of a hub; write https://HOST.", address.url));
+  const std::string_view scheme = std::string_view(address.url).substr(0, scheme_end),
+                         host = std::string_view(address.url).substr(scheme_end + 3);
   if (host.empty() || host.find_first_of("/?#@ ") != std::string_view::npos)
     return fix_input(std::format("'{}' is not the address of a hub; write https://HOST without a path.", address.url));
-  if (scheme != "https" && scheme != "http") return fix_input("a hub's address begins with https:// (or http:// on this machine).");
-  if (scheme == "http" && !is_loopback_host(host)) return fix_input("over http:// the token would cross the network in the clear; use https://.");
+  if (scheme != "https" && scheme != "http")
+    return fix_input("a hub's address begins with https:// (or http:// on this machine).");
+  if (scheme == "http" && !is_loopback_host(host))
+    return fix_input("over http:// the token would cross the network in the clear; use https://.");
   if (address.token.empty()) return fix_input("a node needs a token: --token-file FILE, or KVASIR_TOKEN.");
-  if (address.token.find_first_of(" \r\n\t") != std::string::npos) return fix_input("the token has spaces or line breaks in it.");
+  if (address.token.find_first_of(" \r\n\t") != std::string::npos)
+    return fix_input("the token has spaces or line breaks in it.");
   return address;
 }
 
@@ -206,7 +224,8 @@ nlohmann::json HubReply::json() const {
 
 std::string HubReply::error() const {
   const auto value = json();
-  if (const auto found = value.find("error"); found != value.end() && found->is_string()) return found->get<std::string>();
+  if (const auto found = value.find("error"); found != value.end() && found->is_string())
+    return found->get<std::string>();
   return std::format("the hub answered with status {}.", status);
 }
 

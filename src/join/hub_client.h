@@ -51,8 +51,8 @@ class HubClient {
   };
   // Asks for the file from `from` on, if its tag is still `etag`. `begin` is called before the
   // first byte with the status and total; `data` with the bytes. Either gives false to stop.
-  virtual Result<Piece> download(const std::string& path, std::uint64_t from, const std::string& etag, std::uint64_t bytes_per_s_max,
-                                 const std::function<bool(const Piece&)>& begin,
+  virtual Result<Piece> download(const std::string& path, std::uint64_t from, const std::string& etag,
+                                 std::uint64_t bytes_per_s_max, const std::function<bool(const Piece&)>& begin,
                                  const std::function<bool(const char*, std::size_t)>& data) = 0;
 };
 

@@ -39,14 +39,16 @@ Result<std::string> worker_id(const fs::path& data_dir) {
   char host[65] = {};
   if (::gethostname(host, sizeof host - 1) != 0 || host[0] == '\0') std::snprintf(host, sizeof host, "node");
   id = std::format("{}-{}", host, hub::random_hex(4));
-  if (!(std::ofstream(path) << id << '\n')) return fix_input(std::format("cannot write '{}'; choose another --data.", path.string()));
+  if (!(std::ofstream(path) << id << '\n'))
+    return fix_input(std::format("cannot write '{}'; choose another --data.", path.string()));
   return id;
 }
 
 // A worker's server on a thread of its own.
 class Serving {
  public:
-  explicit Serving(std::unique_ptr<worker::Server> server) : server_(std::move(server)), thread_([this] { server_->run(); }) {}
+  explicit Serving(std::unique_ptr<worker::Server> server)
+      : server_(std::move(server)), thread_([this] { server_->run(); }) {}
   ~Serving() {
     server_->request_stop();  // what is being computed is finished first
     thread_.join();
@@ -121,12 +123,14 @@ class Node {
 
   // How long to wait before asking again.
   Result<Nanos> take_assignment() {
-    nlohmann::json offer = {{"model", options_.model}, {"memory_bytes", options_.memory_bytes}, {"worker_id", worker_id_}};
+    nlohmann::json offer = {
+        {"model", options_.model}, {"memory_bytes", options_.memory_bytes}, {"worker_id", worker_id_}};
     const auto reply = client_->post("/api/expert-volunteer", offer);
     if (!reply && reply.error().action == ErrorAction::kFixInput) return std::unexpected(reply.error());
     if (!reply || reply->status == 429 || reply->status >= 500) {
       backoff_ = std::min(std::max(backoff_ * 2, kAskAgain / 2), kAskAgainMax);
-      options_.log(std::format("{} Asking again in {} s.", reply ? reply->error() : reply.error().message, std::chrono::ceil<std::chrono::seconds>(backoff_).count()));
+      options_.log(std::format("{} Asking again in {} s.", reply ? reply->error() : reply.error().message,
+                               std::chrono::ceil<std::chrono::seconds>(backoff_).count()));
       return jitter(std::max(backoff_, reply ? reply->retry_after.value_or(Nanos::zero()) : Nanos::zero()));
     }
     backoff_ = Nanos::zero();
@@ -150,8 +154,9 @@ class Node {
     out.model = reply.value("model", std::string());
     out.reservation = reply.value("reservation", std::string());
     const auto add = [&out](const nlohmann::json& range) {
-      if (!range.is_object() || !range.contains("layer") || !range["layer"].is_number_unsigned() || !range.contains("experts") ||
-          !range["experts"].is_array() || range["experts"].size() != 2 || !range["experts"][0].is_number_unsigned() || !range["experts"][1].is_number_unsigned())
+      if (!range.is_object() || !range.contains("layer") || !range["layer"].is_number_unsigned() ||
+          !range.contains("experts") || !range["experts"].is_array() || range["experts"].size() != 2 ||
+          !range["experts"][0].is_number_unsigned() || !range["experts"][1].is_number_unsigned())
         return;
       out.ranges.push_back({range["layer"], range["experts"][0], range["experts"][1]});
     };
@@ -160,7 +165,9 @@ class Node {
       for (const auto& range : *also) add(range);
     out.ranges = hub::normalize(std::move(out.ranges));
     // The name becomes part of a file's name here.
-    const bool plain = !out.model.empty() && std::ranges::all_of(out.model, [](unsigned char c) { return std::isalnum(c) || c == '.' || c == '_' || c == '-'; });
+    const bool plain = !out.model.empty() && std::ranges::all_of(out.model, [](unsigned char c) {
+      return std::isalnum(c) || c == '.' || c == '_' || c == '-';
+    });
     if (out.ranges.empty() || !plain || out.model[0] == '.') return std::nullopt;
     return out;
   }
@@ -174,12 +181,14 @@ class Node {
     std::vector<fs::path> files;
     std::set<fs::path> in_use(files_.begin(), files_.end());
     for (const hub::Segment& range : assignment.ranges) {
-      options_.log(std::format("fetching {}: layer {}, experts {}:{}", assignment.model, range.layer, range.begin, range.end));
+      options_.log(
+          std::format("fetching {}: layer {}, experts {}:{}", assignment.model, range.layer, range.begin, range.end));
       cache_->set_in_use(in_use);
       auto file = cache_->fetch(*client_, assignment.model, range, options_.fetch);
       if (!file) {
         heartbeat_->update([](NodeState& s) { s.reservation.clear(); });
-        if (file.error().action == ErrorAction::kFixInput && files_.empty() && options_.once) return std::unexpected(file.error());
+        if (file.error().action == ErrorAction::kFixInput && files_.empty() && options_.once)
+          return std::unexpected(file.error());
         options_.log(file.error().message);
         return {};  // the model may have changed meanwhile: ask again
       }
@@ -215,7 +224,9 @@ class Node {
     if (identity_) {
       KVASIR_ASSIGN(server_options.tls, net::TlsContext::server(*identity_));
     }
-    KVASIR_ASSIGN(auto server, worker::Server::listen(options_.listen, std::move(store), ggml_backend_dev_buffer_type(device), std::move(engine), numerics_, std::move(server_options)));
+    KVASIR_ASSIGN(auto server,
+                  worker::Server::listen(options_.listen, std::move(store), ggml_backend_dev_buffer_type(device),
+                                         std::move(engine), numerics_, std::move(server_options)));
     options_.listen.port = server->port();  // keeps it when it changes over
     serving_.emplace(std::move(server));
     heartbeat_->update([&](NodeState& s) {
@@ -229,7 +240,8 @@ class Node {
       s.draining = false;
       s.reservation = reservation;
     });
-    options_.log(std::format("serving {} experts of {} on port {}", hub::count_experts(holdings_), model_, options_.listen.port));
+    options_.log(std::format("serving {} experts of {} on port {}", hub::count_experts(holdings_), model_,
+                             options_.listen.port));
     return {};
   }
 
@@ -259,7 +271,8 @@ class Node {
     const TimePoint now = monotonic_now();
     const std::uint64_t busy_ns = serving_->server().stats().compute_ns;
     const double passed = std::chrono::duration<double, std::nano>(now - load_looked_).count();
-    const double load = passed > 0 && busy_ns >= busy_ns_ ? static_cast<double>(busy_ns - busy_ns_) / passed * options_.n_threads : 0;
+    const double load =
+        passed > 0 && busy_ns >= busy_ns_ ? static_cast<double>(busy_ns - busy_ns_) / passed * options_.n_threads : 0;
     load_looked_ = now;
     busy_ns_ = busy_ns;
     return std::min<double>(load, options_.n_threads);
@@ -289,7 +302,8 @@ class Node {
   // So that backbones need not find out by themselves.
   void say_goodbye() {
     if (!serving_) return;
-    nlohmann::json body = {{"worker_id", worker_id_}, {"model", model_}, {"segments", nlohmann::json::array()}, {"draining", true}};
+    nlohmann::json body = {
+        {"worker_id", worker_id_}, {"model", model_}, {"segments", nlohmann::json::array()}, {"draining", true}};
     stop_serving();
     heartbeat_.reset();
     (void)client_->post("/api/expert-coverage", body);

@@ -20,7 +20,9 @@ constexpr Nanos kBackoffMin = std::chrono::seconds(1), kBackoffMax = std::chrono
 constexpr std::uint64_t kCountEvery = 4u << 20;
 constexpr int kBadFilesMax = 3;  // the same slice, whole and wrong: something else is the matter
 
-std::string today() { return std::format("{:%F}", std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now())); }
+std::string today() {
+  return std::format("{:%F}", std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now()));
+}
 
 class PartFile {
  public:
@@ -129,16 +131,21 @@ Status SliceCache::make_room(std::uint64_t bytes, std::uint64_t quota, const fs:
     if (fs::remove(file.path, error)) total -= file.size;
   }
   if (total > quota)
-    return fix_input(std::format("{} bytes do not fit into the quota of {} beside what is in use; raise --disk or lower --memory.", bytes, quota));
+    return fix_input(
+        std::format("{} bytes do not fit into the quota of {} beside what is in use; raise --disk or lower --memory.",
+                    bytes, quota));
   return {};
 }
 
-Result<fs::path> SliceCache::fetch(HubClient& hub, const std::string& model, const hub::Segment& experts, const FetchOptions& options) {
-  const std::string path = std::format("/api/proxy/models/{}/expert-shard?layers={}:{}&experts={}:{}", model, experts.layer, experts.layer + 1, experts.begin, experts.end);
+Result<fs::path> SliceCache::fetch(HubClient& hub, const std::string& model, const hub::Segment& experts,
+                                   const FetchOptions& options) {
+  const std::string path = std::format("/api/proxy/models/{}/expert-shard?layers={}:{}&experts={}:{}", model,
+                                       experts.layer, experts.layer + 1, experts.begin, experts.end);
   const std::string stem = std::format("{}-{}-{}-{}", model, experts.layer, experts.begin, experts.end);
   const fs::path part = folder_ / (stem + ".part"), tag_file = folder_ / (stem + ".etag");
   PartFile file(part);
-  if (!file.ok()) return fix_input(std::format("cannot write '{}': {}; choose another --cache.", part.string(), errno_text(errno)));
+  if (!file.ok())
+    return fix_input(std::format("cannot write '{}': {}; choose another --cache.", part.string(), errno_text(errno)));
   Nanos backoff = kBackoffMin;
   int bad_files = 0;
   while (true) {
@@ -155,7 +162,8 @@ Result<fs::path> SliceCache::fetch(HubClient& hub, const std::string& model, con
     const auto begin = [&](const HubClient::Piece& piece) {
       const std::string name = file_of_etag(piece.etag);
       if (name.empty()) {
-        refused = Error{ErrorAction::kFixInput, "the hub's answer has no strong ETag; is a proxy in between that changes it?"};
+        refused = Error{ErrorAction::kFixInput,
+                        "the hub's answer has no strong ETag; is a proxy in between that changes it?"};
         return false;
       }
       if (fs::exists(folder_ / name)) {  // fetched before, under whatever name
@@ -176,7 +184,8 @@ Result<fs::path> SliceCache::fetch(HubClient& hub, const std::string& model, con
     };
     const auto data = [&](const char* bytes, std::size_t n) {
       if (!file.append(bytes, n)) {
-        refused = Error{ErrorAction::kFixInput, std::format("cannot write '{}': {}.", part.string(), errno_text(errno))};
+        refused =
+            Error{ErrorAction::kFixInput, std::format("cannot write '{}': {}.", part.string(), errno_text(errno))};
         return false;
       }
       done += n;
@@ -200,7 +209,8 @@ Result<fs::path> SliceCache::fetch(HubClient& hub, const std::string& model, con
     if (!options.wait(Nanos::zero())) return retry_later("stopped.");
     if (piece && piece->complete) {
       const std::string name = file_of_etag(read_line(tag_file));
-      const Status whole = name.empty() || !file.sync() ? retry_later("the file could not be written.") : verify_slice(part.string());
+      const Status whole =
+          name.empty() || !file.sync() ? retry_later("the file could not be written.") : verify_slice(part.string());
       if (whole) {
         std::error_code error;
         fs::rename(part, folder_ / name, error);
@@ -208,9 +218,12 @@ Result<fs::path> SliceCache::fetch(HubClient& hub, const std::string& model, con
         fs::remove(tag_file, error);
         return folder_ / name;
       }
-      options.log(std::format("the slice is not what its hashes say ({}); it is fetched again.", whole.error().message));
+      options.log(
+          std::format("the slice is not what its hashes say ({}); it is fetched again.", whole.error().message));
       file.truncate();
-      if (++bad_files >= kBadFilesMax) return whole.error().action == ErrorAction::kFixInput ? std::unexpected(whole.error()) : fix_input(whole.error().message);
+      if (++bad_files >= kBadFilesMax)
+        return whole.error().action == ErrorAction::kFixInput ? std::unexpected(whole.error())
+                                                              : fix_input(whole.error().message);
       continue;
     }
     if (!piece && piece.error().action == ErrorAction::kFixInput) return std::unexpected(piece.error());
@@ -225,12 +238,16 @@ Result<fs::path> SliceCache::fetch(HubClient& hub, const std::string& model, con
       if (!file.truncate()) return fix_input(std::format("cannot write '{}': {}.", part.string(), errno_text(errno)));
       continue;
     }
-    if (piece && (piece->status == 400 || piece->status == 401 || piece->status == 403 || piece->status == 404)) return fix_input(piece->error);
+    if (piece && (piece->status == 400 || piece->status == 401 || piece->status == 403 || piece->status == 404))
+      return fix_input(piece->error);
     // Bytes that came are progress: the next attempt comes soon.
     if (done > had) backoff = kBackoffMin;
-    const std::string why = !piece ? piece.error().message : !piece->error.empty() ? piece->error : "the line broke off.";
+    const std::string why = !piece                  ? piece.error().message
+                            : !piece->error.empty() ? piece->error
+                                                    : "the line broke off.";
     const Nanos pause = piece && piece->retry_after ? std::max(backoff, *piece->retry_after) : backoff;
-    options.log(std::format("download at {} of {} bytes: {} trying again in {} s.", done, total, why, std::chrono::ceil<std::chrono::seconds>(pause).count()));
+    options.log(std::format("download at {} of {} bytes: {} trying again in {} s.", done, total, why,
+                            std::chrono::ceil<std::chrono::seconds>(pause).count()));
     if (!options.wait(pause)) return retry_later("stopped.");
     backoff = std::min(backoff * 2, kBackoffMax);
   }

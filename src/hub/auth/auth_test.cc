@@ -32,7 +32,8 @@ TEST(Tokens, OnlyTheWholeTokenIsGood) {
 
 TEST(Tokens, ExpiryAndRevocationActSoon) {
   const auto store = make_memory_store();
-  const NewToken short_lived = make_token(Scope::kBackbone, "", 200, 100), other = make_token(Scope::kAdmin, "", std::nullopt, 100);
+  const NewToken short_lived = make_token(Scope::kBackbone, "", 200, 100),
+                 other = make_token(Scope::kAdmin, "", std::nullopt, 100);
   ASSERT_TRUE(store->put_token(short_lived.record));
   ASSERT_TRUE(store->put_token(other.record));
   Authenticator auth(*store);
@@ -54,7 +55,8 @@ TEST(Tokens, ScopesArePermissionsOfTheirOwn) {
 TEST(Ed25519, KnownAnswer) {
   const Bytes key = *from_hex("3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c");
   Bytes signature = *from_hex(
-      "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00");
+      "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aee"
+      "b00d291612bb0c00");
   EXPECT_TRUE(verify_ed25519(key, "r", signature));
   EXPECT_FALSE(verify_ed25519(key, "s", signature));
   EXPECT_FALSE(verify_ed25519(ByteSpan(key).first(31), "r", signature));

@@ -35,7 +35,8 @@ std::uint64_t random_u64() {
 std::string sha256_hex(std::string_view text) {
   std::array<std::byte, 32> digest;
   unsigned size = 0;
-  KVASIR_CHECK(EVP_Digest(text.data(), text.size(), reinterpret_cast<unsigned char*>(digest.data()), &size, EVP_sha256(), nullptr) == 1 &&
+  KVASIR_CHECK(EVP_Digest(text.data(), text.size(), reinterpret_cast<unsigned char*>(digest.data()), &size,
+                          EVP_sha256(), nullptr) == 1 &&
                size == digest.size());
   return to_hex(digest);
 }
@@ -51,8 +52,8 @@ bool verify_ed25519(ByteSpan public_key, std::string_view message, ByteSpan sign
       EVP_PKEY_new_raw_public_key(EVP_PKEY_ED25519, nullptr, bytes(public_key), public_key.size()), &EVP_PKEY_free);
   const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(), &EVP_MD_CTX_free);
   if (!key || !context || EVP_DigestVerifyInit(context.get(), nullptr, nullptr, nullptr, key.get()) != 1) return false;
-  return EVP_DigestVerify(context.get(), bytes(signature), signature.size(), reinterpret_cast<const unsigned char*>(message.data()),
-                          message.size()) == 1;
+  return EVP_DigestVerify(context.get(), bytes(signature), signature.size(),
+                          reinterpret_cast<const unsigned char*>(message.data()), message.size()) == 1;
 }
 
 }  // namespace kvasir::hub

@@ -19,7 +19,8 @@ struct Parts {
 };
 
 std::optional<Parts> split(std::string_view token) {
-  if (token.size() != kPrefix.size() + kIdDigits + 1 + kSecretDigits || !token.starts_with(kPrefix)) return std::nullopt;
+  if (token.size() != kPrefix.size() + kIdDigits + 1 + kSecretDigits || !token.starts_with(kPrefix))
+    return std::nullopt;
   const Parts parts{token.substr(kPrefix.size(), kIdDigits), token.substr(kPrefix.size() + kIdDigits + 1)};
   if (token[kPrefix.size() + kIdDigits] != '_') return std::nullopt;
   const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
@@ -67,7 +68,8 @@ Result<Principal> Authenticator::check(std::string_view token, UnixSeconds unix_
   const bool right = equal_in_constant_time(sha256_hex(parts->secret), record ? record->secret_hash : kNobody);
   if (!record || !right) return fix_input(std::string(kUnknown));
   if (record->revoked) return fix_input("this token was revoked; ask the hub's operator for a new one.");
-  if (record->expires && *record->expires <= unix_time) return fix_input("this token has expired; ask the hub's operator for a new one.");
+  if (record->expires && *record->expires <= unix_time)
+    return fix_input("this token has expired; ask the hub's operator for a new one.");
   return Principal{record->id, record->scope};
 }
 

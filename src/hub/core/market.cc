@@ -25,10 +25,11 @@ Status check_inside(const ModelShape& shape, const Segments& segments) {
     return fix_input(std::format("{} ranges are too many; a node may hold {} at most.", segments.size(), kSegmentsMax));
   for (const Segment& s : segments) {
     if (s.layer >= shape.n_expert.size())
-      return fix_input(std::format("layer {} does not exist; '{}' has layers 0:{}.", s.layer, shape.name, shape.n_expert.size()));
+      return fix_input(
+          std::format("layer {} does not exist; '{}' has layers 0:{}.", s.layer, shape.name, shape.n_expert.size()));
     if (s.end > shape.n_expert[s.layer])
-      return fix_input(std::format("expert {} of layer {} does not exist; that layer of '{}' has experts 0:{}.", s.end - 1,
-                                   s.layer, shape.name, shape.n_expert[s.layer]));
+      return fix_input(std::format("expert {} of layer {} does not exist; that layer of '{}' has experts 0:{}.",
+                                   s.end - 1, s.layer, shape.name, shape.n_expert[s.layer]));
   }
   return {};
 }
@@ -37,7 +38,8 @@ Status check_inside(const ModelShape& shape, const Segments& segments) {
 
 std::uint32_t ModelShape::n_expert_max() const { return n_expert.empty() ? 0 : std::ranges::max(n_expert); }
 
-Market::Market(MarketOptions options, std::function<std::uint64_t()> entropy) : options_(options), entropy_(std::move(entropy)) {}
+Market::Market(MarketOptions options, std::function<std::uint64_t()> entropy)
+    : options_(options), entropy_(std::move(entropy)) {}
 Market::Market(Market&&) noexcept = default;
 Market::~Market() = default;
 
@@ -49,9 +51,11 @@ std::string Market::random_id() {
 // --- models ---------------------------------------------------------------------------
 
 Status Market::put_model(ModelShape shape) {
-  KVASIR_CHECK(shape.n_expert.size() == shape.bytes_per_expert.size() && shape.n_expert.size() == shape.proof_bytes.size());
+  KVASIR_CHECK(shape.n_expert.size() == shape.bytes_per_expert.size() &&
+               shape.n_expert.size() == shape.proof_bytes.size());
   remove_model(shape.name);
-  if (models_.size() >= kModelsMax) return retry_later(std::format("the hub has {} models, which is its limit.", kModelsMax));
+  if (models_.size() >= kModelsMax)
+    return retry_later(std::format("the hub has {} models, which is its limit.", kModelsMax));
   const std::string name = shape.name;
   models_.emplace(name, std::make_unique<Model>(std::move(shape), options_.target));
   return {};
@@ -100,7 +104,8 @@ Result<CoverageReply> Market::coverage(Coverage beat, TimePoint now) {
 
   auto found = nodes_.find(beat.worker_id);
   if (found == nodes_.end()) {
-    if (nodes_.size() >= kNodesMax) return retry_later(std::format("the hub keeps {} nodes, which is its limit.", kNodesMax));
+    if (nodes_.size() >= kNodesMax)
+      return retry_later(std::format("the hub keeps {} nodes, which is its limit.", kNodesMax));
     auto fresh = std::make_unique<Node>();
     fresh->worker_id = beat.worker_id;
     fresh->owner = beat.owner;
@@ -121,7 +126,8 @@ Result<CoverageReply> Market::coverage(Coverage beat, TimePoint now) {
     node.open.reset();
     node.model = claimed_model;
   }
-  if (node.url != beat.url || node.fingerprint != beat.fingerprint || node.ticket != beat.ticket || node.draining != beat.draining) {
+  if (node.url != beat.url || node.fingerprint != beat.fingerprint || node.ticket != beat.ticket ||
+      node.draining != beat.draining) {
     leave_grid(node);
     node.url = std::move(beat.url);
     node.fingerprint = std::move(beat.fingerprint);
@@ -227,8 +233,9 @@ void Market::expire_nodes(TimePoint now) {
 
 void Market::for_each_node(TimePoint now, const std::function<void(const NodeView&)>& visit) const {
   for (const auto& [id, node] : nodes_)
-    visit({node->worker_id, node->owner, node->model->shape.name, node->url, node->fingerprint, node->ticket, node->counted, node->speed,
-           node->capacity_bytes, count_experts(node->claimed), node->draining, node->moving_since.has_value(), now - node->seen});
+    visit({node->worker_id, node->owner, node->model->shape.name, node->url, node->fingerprint, node->ticket,
+           node->counted, node->speed, node->capacity_bytes, count_experts(node->claimed), node->draining,
+           node->moving_since.has_value(), now - node->seen});
 }
 
 // --- proofs ---------------------------------------------------------------------------
@@ -242,8 +249,9 @@ void Market::prove(Node& node, TimePoint now) {
   if (node.open || node.claimed.empty() || now < node.barred_until) return;
   const bool complete = node.counted == node.claimed;
   if (complete && now < node.next_recheck) return;
-  node.open = Node::OpenChallenge{make_challenge(*node.model, complete ? node.claimed : subtract(node.claimed, node.counted)),
-                                  node.claimed, now + options_.challenge_ttl};
+  node.open =
+      Node::OpenChallenge{make_challenge(*node.model, complete ? node.claimed : subtract(node.claimed, node.counted)),
+                          node.claimed, now + options_.challenge_ttl};
 }
 
 Challenge Market::make_challenge(const Model& model, const Segments& claims) {
@@ -260,7 +268,8 @@ Challenge Market::make_challenge(const Model& model, const Segments& claims) {
   return challenge;
 }
 
-std::optional<Challenge> Market::open_challenge(std::string_view worker_id, std::string_view owner, std::string_view id) const {
+std::optional<Challenge> Market::open_challenge(std::string_view worker_id, std::string_view owner,
+                                                std::string_view id) const {
   const auto found = nodes_.find(worker_id);
   if (found == nodes_.end() || found->second->owner != owner) return std::nullopt;
   const auto& open = found->second->open;
@@ -278,7 +287,8 @@ void Market::settle_proof(std::string_view worker_id, std::string_view id, bool 
   if (passed && now <= node.seen + options_.ttl) {
     node.failures = 0;
     // Not all at the same moment.
-    node.next_recheck = now + options_.recheck_interval + Nanos(static_cast<std::int64_t>(entropy_() % 60) * 1'000'000'000);
+    node.next_recheck =
+        now + options_.recheck_interval + Nanos(static_cast<std::int64_t>(entropy_() % 60) * 1'000'000'000);
     set_counted(node, intersect(claims, node.claimed));
     return;
   }

@@ -148,7 +148,8 @@ class Market {
 
   Result<CoverageReply> coverage(Coverage beat, TimePoint now);
   // The open challenge of a worker, if `id` is it.
-  std::optional<Challenge> open_challenge(std::string_view worker_id, std::string_view owner, std::string_view id) const;
+  std::optional<Challenge> open_challenge(std::string_view worker_id, std::string_view owner,
+                                          std::string_view id) const;
   void settle_proof(std::string_view worker_id, std::string_view id, bool passed, TimePoint now);
   // The worker says goodbye, or is evicted.
   bool remove_node(std::string_view worker_id, TimePoint now);

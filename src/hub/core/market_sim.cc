@@ -46,7 +46,8 @@ constexpr double kVolunteerP99Ms = 5;
 
 class Simulation {
  public:
-  explicit Simulation(const Options& options) : options_(options), random_(options.seed), market_(market_options(), seeded(options.seed)) {
+  explicit Simulation(const Options& options)
+      : options_(options), random_(options.seed), market_(market_options(), seeded(options.seed)) {
     KVASIR_CHECK(market_.put_model(uniform_model("m", options.layers, options.experts, 5'000'000)).has_value());
     hole_since_.assign(std::size_t{options.layers} * options.experts, -1);
   }
@@ -208,14 +209,16 @@ class Simulation {
         }
         ++open;
         if (since < 0) since = t;
-        if (t > steady_from_s_ && enough_since_s_ >= 0) oldest_hole_s_ = std::max(oldest_hole_s_, t - std::max(since, enough_since_s_));
+        if (t > steady_from_s_ && enough_since_s_ >= 0)
+          oldest_hole_s_ = std::max(oldest_hole_s_, t - std::max(since, enough_since_s_));
       }
       if (t > steady_from_s_ && run.held < least_held_) least_held_ = run.held;
     }
     if (!covered_ && open == 0 && enough_since_s_ >= 0) {
       covered_ = true;
       const double polls = std::max(0.0, t - enough_since_s_) / kPollS;
-      std::printf("covered at %.0f s, %.1f polls after the supply was enough (%s)\n", t, polls, exodus_s_ < 0 ? "start" : "exodus");
+      std::printf("covered at %.0f s, %.1f polls after the supply was enough (%s)\n", t, polls,
+                  exodus_s_ < 0 ? "start" : "exodus");
       polls_to_cover_ = std::max(polls_to_cover_, polls);
       if (exodus_s_ < 0) steady_from_s_ = t + kSettleS;
     }
@@ -224,13 +227,16 @@ class Simulation {
   bool report() {
     std::ranges::sort(latencies_ms_);
     const auto percentile = [&](double p) {
-      return static_cast<double>(latencies_ms_[static_cast<std::size_t>(p * static_cast<double>(latencies_ms_.size() - 1))]);
+      return static_cast<double>(
+          latencies_ms_[static_cast<std::size_t>(p * static_cast<double>(latencies_ms_.size() - 1))]);
     };
     const double moves = steady_node_s_ > 0 ? static_cast<double>(steady_moves_) / (steady_node_s_ / 3600) : 0;
-    std::printf("nodes %u, grid %u x %u, target %u, heartbeats %llu\n", options_.nodes, options_.layers, options_.experts,
-                market_.options().target, static_cast<unsigned long long>(heartbeats_));
-    std::printf("volunteer ms: p50 %.3f p99 %.3f max %.3f (%zu calls)\n", percentile(0.5), percentile(0.99), percentile(1), latencies_ms_.size());
-    std::printf("steady state: moves per node and hour %.4f; oldest hole %.0f s; least replicas of an expert %u\n", moves, oldest_hole_s_, least_held_);
+    std::printf("nodes %u, grid %u x %u, target %u, heartbeats %llu\n", options_.nodes, options_.layers,
+                options_.experts, market_.options().target, static_cast<unsigned long long>(heartbeats_));
+    std::printf("volunteer ms: p50 %.3f p99 %.3f max %.3f (%zu calls)\n", percentile(0.5), percentile(0.99),
+                percentile(1), latencies_ms_.size());
+    std::printf("steady state: moves per node and hour %.4f; oldest hole %.0f s; least replicas of an expert %u\n",
+                moves, oldest_hole_s_, least_held_);
     bool good = true;
     const auto promise = [&](bool kept, const char* what) {
       if (!kept) std::printf("BROKEN: %s\n", what);
@@ -253,7 +259,8 @@ class Simulation {
   std::priority_queue<Event> events_;
   std::vector<double> hole_since_;
   std::vector<float> latencies_ms_;
-  double enough_since_s_ = -1, steady_from_s_ = 1e18, exodus_s_ = -1, oldest_hole_s_ = 0, polls_to_cover_ = 0, steady_node_s_ = 0;
+  double enough_since_s_ = -1, steady_from_s_ = 1e18, exodus_s_ = -1, oldest_hole_s_ = 0, polls_to_cover_ = 0,
+         steady_node_s_ = 0;
   bool covered_ = false;
   std::uint64_t heartbeats_ = 0, steady_moves_ = 0;
   std::uint32_t least_held_ = UINT32_MAX;
@@ -282,7 +289,9 @@ int main(int argc, char** argv) {
     } else if (name == "--seed") {
       options.seed = static_cast<std::uint64_t>(value);
     } else {
-      std::fprintf(stderr, "usage: market_sim [--nodes N] [--layers N] [--experts N] [--hours H] [--lifetime-hours H] [--leave SHARE] [--seed S]\n");
+      std::fprintf(stderr,
+                   "usage: market_sim [--nodes N] [--layers N] [--experts N] [--hours H] [--lifetime-hours H] [--leave "
+                   "SHARE] [--seed S]\n");
       return 2;
     }
   }

@@ -253,7 +253,8 @@ class Naive {
   std::uint32_t replicas(std::uint32_t layer, std::uint32_t expert, double now) const {
     std::uint32_t n = 0;
     for (const auto* kind : {&nodes, &reservations})
-      for (const auto& [id, holder] : *kind) n += holder.until > now && contains(holder.segments, layer, expert) ? 1 : 0;
+      for (const auto& [id, holder] : *kind)
+        n += holder.until > now && contains(holder.segments, layer, expert) ? 1 : 0;
     return n;
   }
 };
@@ -299,7 +300,8 @@ TEST(Market, AgreesWithANaiveModelUnderRandomTraffic) {
       }
       for (const auto& run : market.demand("m", at(now)))
         for (std::uint32_t e = run.begin; e < run.end; ++e)
-          ASSERT_EQ(run.replicas(), naive.replicas(run.layer, e, now)) << "seed " << seed << " step " << step << " t " << now;
+          ASSERT_EQ(run.replicas(), naive.replicas(run.layer, e, now))
+              << "seed " << seed << " step " << step << " t " << now;
     }
   }
 }

@@ -20,7 +20,9 @@ Segments to_segments(const std::vector<Run>& runs) {
 }
 
 // An owner's node: ids are only unique within a token until the node has been seen.
-std::string worker_key(std::string_view owner, std::string_view worker_id) { return std::format("{}\n{}", owner, worker_id); }
+std::string worker_key(std::string_view owner, std::string_view worker_id) {
+  return std::format("{}\n{}", owner, worker_id);
+}
 
 // Grows the first run by up to `wanted` experts on either side, not into the other runs.
 void widen(std::vector<Run>& runs, std::uint32_t n_expert, std::uint64_t wanted) {
@@ -54,10 +56,12 @@ Result<std::uint64_t> Market::smallest_useful(const Model& model, const Offer& o
   for (std::size_t i = 0; i < model.shape.n_expert.size(); ++i)
     if (model.shape.n_expert[i] > 0) expert_bytes = std::min(expert_bytes, model.shape.bytes_per_expert[i]);
   if (offer.experts_max && *offer.experts_max < experts)
-    return fix_input(std::format("{} experts are too few to be of use; offer {} or more.", *offer.experts_max, experts));
+    return fix_input(
+        std::format("{} experts are too few to be of use; offer {} or more.", *offer.experts_max, experts));
   if (offer.bytes_max && *offer.bytes_max / experts < expert_bytes)
-    return fix_input(std::format("{} bytes are too few for a slice of '{}', whose experts take {} bytes each; offer {} or more.",
-                                 *offer.bytes_max, model.shape.name, expert_bytes, experts * expert_bytes));
+    return fix_input(
+        std::format("{} bytes are too few for a slice of '{}', whose experts take {} bytes each; offer {} or more.",
+                    *offer.bytes_max, model.shape.name, expert_bytes, experts * expert_bytes));
   return experts;
 }
 
@@ -65,7 +69,8 @@ Result<std::optional<Assignment>> Market::volunteer(const Offer& offer, TimePoin
   advance(now);
   if (!offer.experts_max && !offer.bytes_max) return fix_input("say what you offer: max_experts or memory_bytes.");
   // A node that asks again has given its former place up.
-  if (const Reservation* const former = find_reservation({}, offer.worker_id, offer.owner)) release(std::string(former->id));
+  if (const Reservation* const former = find_reservation({}, offer.worker_id, offer.owner))
+    release(std::string(former->id));
   std::vector<Model*> candidates;
   if (!offer.model.empty()) {
     Model* const named = model(offer.model);
@@ -88,7 +93,8 @@ Result<std::optional<Assignment>> Market::volunteer(const Offer& offer, TimePoin
     std::vector<Run> runs = choose(*candidate, offer);
     if (runs.empty()) continue;
     if (reservations_.size() >= kReservationsMax)
-      return retry_later(std::format("the hub keeps {} reservations, which is its limit; ask again later.", kReservationsMax));
+      return retry_later(
+          std::format("the hub keeps {} reservations, which is its limit; ask again later.", kReservationsMax));
     Assignment assignment;
     assignment.model = &candidate->shape;
     assignment.reservation = reserve(*candidate, offer, runs, now, assignment.expires_in);
@@ -126,7 +132,9 @@ std::vector<Run> Market::choose(Model& model, const Offer& offer) {
 
   std::uint64_t experts_left = offer.experts_max.value_or(UINT64_MAX);
   std::uint64_t bytes_left = offer.bytes_max.value_or(UINT64_MAX);
-  const auto fitting = [&](std::uint32_t layer) { return std::min(experts_left, bytes_left / model.shape.bytes_per_expert[layer]); };
+  const auto fitting = [&](std::uint32_t layer) {
+    return std::min(experts_left, bytes_left / model.shape.bytes_per_expert[layer]);
+  };
   std::vector<Run> chosen;
   std::uint64_t total = 0;
   while (!heap.empty() && chosen.size() < kAssignmentsMax && experts_left > 0) {
@@ -143,11 +151,13 @@ std::vector<Run> Market::choose(Model& model, const Offer& offer) {
     chosen.push_back(run);
   }
   if (!chosen.empty() && total < options_.experts_min)
-    widen(chosen, grid.n_expert(chosen.front().layer), std::min(options_.experts_min - total, fitting(chosen.front().layer)));
+    widen(chosen, grid.n_expert(chosen.front().layer),
+          std::min(options_.experts_min - total, fitting(chosen.front().layer)));
   return chosen;
 }
 
-std::string Market::reserve(Model& model, const Offer& offer, const std::vector<Run>& runs, TimePoint now, Nanos& lasts) {
+std::string Market::reserve(Model& model, const Offer& offer, const std::vector<Run>& runs, TimePoint now,
+                            Nanos& lasts) {
   auto reservation = std::make_unique<Reservation>();
   reservation->id = random_id();
   reservation->owner = offer.owner;
@@ -156,7 +166,8 @@ std::string Market::reserve(Model& model, const Offer& offer, const std::vector<
   reservation->segments = to_segments(runs);
   std::uint64_t bytes = 0;
   for (const Segment& s : reservation->segments)
-    if (model.shape.bytes_per_expert[s.layer] != kUnknownExpertBytes) bytes += s.size() * model.shape.bytes_per_expert[s.layer];
+    if (model.shape.bytes_per_expert[s.layer] != kUnknownExpertBytes)
+      bytes += s.size() * model.shape.bytes_per_expert[s.layer];
   const auto transfer_s = std::min<std::uint64_t>(bytes / options_.slow_line_bytes_per_s, kTransferSecondsMax);
   lasts = std::min(options_.reservation_min + std::chrono::seconds(transfer_s), options_.reservation_max);
   reservation->created = now;

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "hub/core/rate_limiter.h"
 #include "hub/core/nonces.h"
+#include "hub/core/rate_limiter.h"
 #include "hub/core/testing.h"
 
 namespace kvasir::hub {

@@ -14,7 +14,8 @@ inline std::function<std::uint64_t()> seeded(std::uint64_t seed) {
   return [random = std::mt19937_64(seed)]() mutable { return random(); };
 }
 
-inline ModelShape uniform_model(std::string name, std::uint32_t n_layer, std::uint32_t n_expert, std::uint64_t expert_bytes = 1000) {
+inline ModelShape uniform_model(std::string name, std::uint32_t n_layer, std::uint32_t n_expert,
+                                std::uint64_t expert_bytes = 1000) {
   ModelShape shape;
   shape.name = std::move(name);
   shape.n_embd = 64;

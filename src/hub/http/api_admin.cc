@@ -51,15 +51,19 @@ Response on_worker(const Request& request, const Act& act) {
 
 void add_admin_routes(Router& router, Hub& hub) {
   const std::vector<Scope> admin = {Scope::kAdmin};
-  router.add({.method = "GET",
-              .pattern = "/api/admin/nodes",
-              .summary = "Every node that the hub knows",
-              .scopes = admin,
-              .query = {},
-              .body_example = {},
-              .answer_example = R"({"nodes":[{"worker_id":"laptop","token_id":"00","model":"qwen","url":"192.0.2.7:7000","experts_claimed":16,
-                "experts_counted":16,"capacity":340000000,"speed":1200.5,"draining":false,"moving":false,"seen_s_ago":3.5}]})",
-              .handler = [&hub](const Request& request) { return nodes(hub, request); }});
+  router.add(
+      {.method = "GET",
+       .pattern = "/api/admin/nodes",
+       .summary = "Every node that the hub knows",
+       .scopes = admin,
+       .query = {},
+       .body_example = {},
+       .answer_example =
+           R"({"nodes":[{"worker_id":"laptop","token_id":"00","model":"qwen","url":"192.0.2.7:7000",
+                "experts_claimed":16,
+                "experts_counted":16,"capacity":340000000,"speed":1200.5,"draining":false,"moving":false,
+                "seen_s_ago":3.5}]})",
+       .handler = [&hub](const Request& request) { return nodes(hub, request); }});
   router.add({.method = "POST",
               .pattern = "/api/admin/evict",
               .summary = "Forget a node; it may come back",
@@ -69,7 +73,8 @@ void add_admin_routes(Router& router, Hub& hub) {
               .answer_example = R"({"ok":true,"known":true})",
               .handler = [&hub](const Request& request) {
                 return on_worker(request, [&](const JsonInput&, const std::string& id) {
-                  const bool known = hub.with_market([&](Market& market) { return market.remove_node(id, request.now); });
+                  const bool known =
+                      hub.with_market([&](Market& market) { return market.remove_node(id, request.now); });
                   return ok({{"ok", true}, {"known", known}});
                 });
               }});
@@ -84,7 +89,8 @@ void add_admin_routes(Router& router, Hub& hub) {
                 return on_worker(request, [&](const JsonInput& input, const std::string& id) {
                   const auto reason = input.optional_text("reason", 256);
                   if (!reason) return error_response(reason.error());
-                  if (const Status put = hub.store().put_ban({id, reason->value_or(""), unix_now()}); !put) return error_response(put.error());
+                  if (const Status put = hub.store().put_ban({id, reason->value_or(""), unix_now()}); !put)
+                    return error_response(put.error());
                   hub.read_bans();
                   return ok({{"ok", true}});
                 });

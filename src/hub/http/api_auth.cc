@@ -20,7 +20,8 @@ constexpr std::string_view kNoncePrefix = "kvasir-node-token:";
 Result<std::string> public_key_of(const JsonInput& input) {
   KVASIR_ASSIGN(const std::string text, input.text("public_key", 2 * kEd25519KeyBytes));
   const auto key = from_hex(text);
-  if (!key || key->size() != kEd25519KeyBytes) return fix_input("'public_key' must be 64 hexadecimal digits: an ed25519 public key.");
+  if (!key || key->size() != kEd25519KeyBytes)
+    return fix_input("'public_key' must be 64 hexadecimal digits: an ed25519 public key.");
   return to_hex(*key);  // one spelling
 }
 
@@ -33,7 +34,8 @@ Response challenge(Hub& hub, const Request& request) {
   const std::lock_guard lock(hub.nonces_mutex);
   hub.nonces.issue(nonce, *key, request.now);
   Response out;
-  out.text = dump({{"nonce", nonce}, {"expires_in_s", std::chrono::duration_cast<std::chrono::seconds>(hub.nonces.ttl()).count()}});
+  out.text = dump(
+      {{"nonce", nonce}, {"expires_in_s", std::chrono::duration_cast<std::chrono::seconds>(hub.nonces.ttl()).count()}});
   return out;
 }
 
@@ -54,7 +56,8 @@ Response node_token(Hub& hub, const Request& request) {
     if (!hub.nonces.redeem(*nonce, *key, request.now))
       return error_response(401, "this nonce was not given for this key, was used, or is too old; ask for another.");
   }
-  if (!verify_ed25519(*from_hex(*key), *nonce, *signature)) return error_response(401, "the signature does not fit the nonce and the key.");
+  if (!verify_ed25519(*from_hex(*key), *nonce, *signature))
+    return error_response(401, "the signature does not fit the nonce and the key.");
   const auto record = hub.store().find_key(*key);
   if (!record) {
     hub.log_error(record.error());
@@ -68,7 +71,10 @@ Response node_token(Hub& hub, const Request& request) {
     return error_response(503, "the hub cannot keep tokens just now; try again in a moment.");
   }
   Response out;
-  out.text = dump({{"token", made.text}, {"token_id", made.record.id}, {"scope", to_string(made.record.scope)}, {"expires_in_s", kKeyTokenLifeS}});
+  out.text = dump({{"token", made.text},
+                   {"token_id", made.record.id},
+                   {"scope", to_string(made.record.scope)},
+                   {"expires_in_s", kKeyTokenLifeS}});
   return out;
 }
 

@@ -68,7 +68,8 @@ Response heat(Hub& hub, const Request& request) {
     constexpr std::string_view kShape = "'layers' must be a list of {\"layer\": L, \"uses\": [n, …]}.";
     if (!given->is_array() || given->size() > kHeatLayersMax) return error_response(400, kShape);
     for (const json& each : *given) {
-      if (!each.is_object() || !each.contains("layer") || !each.contains("uses") || !each["uses"].is_array() || each["uses"].size() > kHeatExpertsMax)
+      if (!each.is_object() || !each.contains("layer") || !each.contains("uses") || !each["uses"].is_array() ||
+          each["uses"].size() > kHeatExpertsMax)
         return error_response(400, kShape);
       const auto layer = JsonInput::to_uint(each["layer"], "layer", UINT32_MAX);
       if (!layer) return error_response(layer.error());
@@ -82,7 +83,8 @@ Response heat(Hub& hub, const Request& request) {
     }
   }
   return hub.with_market([&](Market& market) {
-    if (market.find_model(*model) == nullptr) return error_response(404, std::format("there is no model '{}' here; see /api/models.", *model));
+    if (market.find_model(*model) == nullptr)
+      return error_response(404, std::format("there is no model '{}' here; see /api/models.", *model));
     for (const auto& [layer, uses] : layers) market.report_heat(*model, layer, uses);
     if (*saturation) market.report_saturation(*model, **saturation);
     return json_response({{"ok", true}});
@@ -92,15 +94,18 @@ Response heat(Hub& hub, const Request& request) {
 }  // namespace
 
 void add_backbone_routes(Router& router, Hub& hub) {
-  router.add({.method = "GET",
-              .pattern = "/api/expert-routes",
-              .summary = "Which worker serves which experts, where; with since=, waits for a change",
-              .scopes = {Scope::kBackbone},
-              .query = {{"model", "of this model only", false}, {"since", "the version of the last answer", false}},
-              .body_example = {},
-              .answer_example = R"({"version":"17","workers":[{"worker_id":"laptop","model":"qwen","url":"192.0.2.7:7000","fingerprint":"00","ticket":"00",
+  router.add(
+      {.method = "GET",
+       .pattern = "/api/expert-routes",
+       .summary = "Which worker serves which experts, where; with since=, waits for a change",
+       .scopes = {Scope::kBackbone},
+       .query = {{"model", "of this model only", false}, {"since", "the version of the last answer", false}},
+       .body_example = {},
+       .answer_example =
+           R"({"version":"17","workers":[{"worker_id":"laptop","model":"qwen","url":"192.0.2.7:7000",
+                "fingerprint":"00","ticket":"00",
                 "segments":[[0,0,16]],"speed":1200.5,"draining":false}]})",
-              .handler = [&hub](const Request& request) { return routes(hub, request); }});
+       .handler = [&hub](const Request& request) { return routes(hub, request); }});
   router.add({.method = "POST",
               .pattern = "/api/expert-heat",
               .summary = "A backbone's report: uses of each expert since the last one, and how busy the workers were",

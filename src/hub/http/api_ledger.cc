@@ -18,9 +18,7 @@ constexpr std::int64_t kDaysPerAnswerMax = 366;
 
 std::int64_t today() { return unix_now() / 86'400; }
 
-std::string format_day(std::int64_t day) {
-  return std::format("{:%F}", std::chrono::sys_days(std::chrono::days(day)));
-}
+std::string format_day(std::int64_t day) { return std::format("{:%F}", std::chrono::sys_days(std::chrono::days(day))); }
 
 // "2026-03-01"
 std::optional<std::int64_t> parse_day(std::string_view text) {
@@ -32,7 +30,8 @@ std::optional<std::int64_t> parse_day(std::string_view text) {
   };
   const auto y = number(0, 4), m = number(5, 2), d = number(8, 2);
   if (!y || !m || !d) return std::nullopt;
-  const std::chrono::year_month_day date{std::chrono::year(static_cast<int>(*y)), std::chrono::month(*m), std::chrono::day(*d)};
+  const std::chrono::year_month_day date{std::chrono::year(static_cast<int>(*y)), std::chrono::month(*m),
+                                         std::chrono::day(*d)};
   if (!date.ok()) return std::nullopt;
   return std::chrono::sys_days(date).time_since_epoch().count();
 }
@@ -43,12 +42,14 @@ Result<std::vector<Contribution>> entries_of(const JsonInput& input, const Reque
   if (given) {
     const auto parsed = parse_day(*given);
     // A report may arrive after midnight, and clocks differ; the past is closed.
-    if (!parsed || *parsed < day - 1 || *parsed > day + 1) return fix_input("'day' must be today or the day before or after, as YYYY-MM-DD in UTC.");
+    if (!parsed || *parsed < day - 1 || *parsed > day + 1)
+      return fix_input("'day' must be today or the day before or after, as YYYY-MM-DD in UTC.");
     day = *parsed;
   }
   const json* entries = input.find("entries");
   if (entries == nullptr || !entries->is_array() || entries->size() > kEntriesMax)
-    return fix_input(std::format("'entries' must be a list of up to {} objects with worker_id, pairs, rows and bytes.", kEntriesMax));
+    return fix_input(std::format("'entries' must be a list of up to {} objects with worker_id, pairs, rows and bytes.",
+                                 kEntriesMax));
   std::vector<Contribution> out;
   for (const json& each : *entries) {
     if (!each.is_object()) return fix_input("each entry must be an object with worker_id, pairs, rows and bytes.");
@@ -56,7 +57,8 @@ Result<std::vector<Contribution>> entries_of(const JsonInput& input, const Reque
     Contribution c;
     c.day = day;
     KVASIR_ASSIGN(c.worker_id, entry.text("worker_id", 128));
-    for (const auto& [name, field] : {std::pair("pairs", &c.pairs), std::pair("rows", &c.rows), std::pair("bytes", &c.bytes)}) {
+    for (const auto& [name, field] :
+         {std::pair("pairs", &c.pairs), std::pair("rows", &c.rows), std::pair("bytes", &c.bytes)}) {
       KVASIR_ASSIGN(const auto amount, entry.optional_uint(name, kAmountMax));
       *field = static_cast<std::int64_t>(amount.value_or(0));
     }
@@ -78,7 +80,9 @@ Response report(Hub& hub, const Request& request) {
     for (const Contribution& c : *entries) {
       const auto owned = hub.owns_worker(c.worker_id, request.principal.token_id);
       if (!owned) return error_response(owned.error());
-      if (!*owned) return error_response(403, std::format("worker id '{}' belongs to another token; a node reports for itself.", c.worker_id));
+      if (!*owned)
+        return error_response(
+            403, std::format("worker id '{}' belongs to another token; a node reports for itself.", c.worker_id));
     }
   }
   // Ids of different reporters do not meet.
@@ -103,7 +107,8 @@ Response contributions(Hub& hub, const Request& request) {
     *field = *day;
   }
   if (from > to || to - from >= kDaysPerAnswerMax)
-    return error_response(400, std::format("'from' must not be after 'to', and at most {} days before it.", kDaysPerAnswerMax - 1));
+    return error_response(
+        400, std::format("'from' must not be after 'to', and at most {} days before it.", kDaysPerAnswerMax - 1));
   const auto all = hub.store().contributions(from, to);
   if (!all) {
     hub.log_error(all.error());
@@ -132,23 +137,29 @@ Response contributions(Hub& hub, const Request& request) {
 }  // namespace
 
 void add_ledger_routes(Router& router, Hub& hub) {
-  router.add({.method = "POST",
-              .pattern = "/api/contributions",
-              .summary = "What was served, as one side counted it; the same report_id counts once",
-              .scopes = {Scope::kWorker, Scope::kBackbone},
-              .query = {},
-              .body_example = R"({"report_id":"a1","day":"2026-03-01","entries":[{"worker_id":"laptop","pairs":1000,"rows":250,"bytes":6200000}]})",
-              .answer_example = R"({"ok":true,"repeated":false})",
-              .handler = [&hub](const Request& request) { return report(hub, request); }});
-  router.add({.method = "GET",
-              .pattern = "/api/contributions",
-              .summary = "The ledger, both sides' figures",
-              .scopes = {Scope::kWorker, Scope::kBackbone},
-              .query = {{"from", "first day, YYYY-MM-DD (today)", false}, {"to", "last day (today)", false}},
-              .body_example = {},
-              .answer_example = R"({"entries":[{"day":"2026-03-01","worker_id":"laptop","reporter":"00","side":"backbone","pairs":1000,"rows":250,
+  router.add(
+      {.method = "POST",
+       .pattern = "/api/contributions",
+       .summary = "What was served, as one side counted it; the same report_id counts once",
+       .scopes = {Scope::kWorker, Scope::kBackbone},
+       .query = {},
+       .body_example =
+           R"({"report_id":"a1","day":"2026-03-01","entries":[{"worker_id":"laptop","pairs":1000,"rows":250,
                 "bytes":6200000}]})",
-              .handler = [&hub](const Request& request) { return contributions(hub, request); }});
+       .answer_example = R"({"ok":true,"repeated":false})",
+       .handler = [&hub](const Request& request) { return report(hub, request); }});
+  router.add(
+      {.method = "GET",
+       .pattern = "/api/contributions",
+       .summary = "The ledger, both sides' figures",
+       .scopes = {Scope::kWorker, Scope::kBackbone},
+       .query = {{"from", "first day, YYYY-MM-DD (today)", false}, {"to", "last day (today)", false}},
+       .body_example = {},
+       .answer_example =
+           R"({"entries":[{"day":"2026-03-01","worker_id":"laptop","reporter":"00","side":"backbone","pairs":1000,
+                "rows":250,
+                "bytes":6200000}]})",
+       .handler = [&hub](const Request& request) { return contributions(hub, request); }});
 }
 
 }  // namespace kvasir::hub

@@ -31,7 +31,9 @@ double seconds(Nanos time) { return std::round(std::chrono::duration<double>(tim
 Result<Segment> segment_of(std::uint64_t layer, const json& begin, const json& end) {
   KVASIR_ASSIGN(const std::uint64_t a, JsonInput::to_uint(begin, "segments", kExpertsMax));
   KVASIR_ASSIGN(const std::uint64_t b, JsonInput::to_uint(end, "segments", kExpertsMax));
-  if (a >= b) return fix_input(std::format("the segment [{}, {}) of layer {} is empty; write [layer, a, b] with a < b.", a, b, layer));
+  if (a >= b)
+    return fix_input(
+        std::format("the segment [{}, {}) of layer {} is empty; write [layer, a, b] with a < b.", a, b, layer));
   return Segment{static_cast<std::uint32_t>(layer), static_cast<std::uint32_t>(a), static_cast<std::uint32_t>(b)};
 }
 
@@ -39,7 +41,8 @@ Result<Segment> segment_of(std::uint64_t layer, const json& begin, const json& e
 Result<Segments> holdings_of(const JsonInput& input) {
   std::vector<Segment> out;
   if (const json* segments = input.find("segments")) {
-    if (!segments->is_array() || segments->size() > kSegmentsMax) return fix_input("'segments' must be a list of [layer, a, b].");
+    if (!segments->is_array() || segments->size() > kSegmentsMax)
+      return fix_input("'segments' must be a list of [layer, a, b].");
     for (const json& s : *segments) {
       if (!s.is_array() || s.size() != 3) return fix_input("'segments' must be a list of [layer, a, b].");
       KVASIR_ASSIGN(const std::uint64_t layer, JsonInput::to_uint(s[0], "segments", kLayersMax));
@@ -100,17 +103,20 @@ Result<Coverage> coverage_of(const JsonInput& input, const Request& request) {
 // Checks the answer to a challenge against the model's file.
 Status settle(Hub& hub, const JsonInput& proof, const Coverage& beat) {
   KVASIR_ASSIGN(const std::string id, proof.text("id", 64));
-  const auto challenge = hub.with_market([&](Market& market) { return market.open_challenge(beat.worker_id, beat.owner, id); });
+  const auto challenge =
+      hub.with_market([&](Market& market) { return market.open_challenge(beat.worker_id, beat.owner, id); });
   if (!challenge) return {};  // too late, or never asked: a new one follows
   const json* hashes = proof.find("hashes");
   if (hashes == nullptr || !hashes->is_array() || hashes->size() != challenge->spans.size())
-    return fix_input(std::format("'proof.hashes' must be a list of {} hashes, one for each span.", challenge->spans.size()));
+    return fix_input(
+        std::format("'proof.hashes' must be a list of {} hashes, one for each span.", challenge->spans.size()));
   const HostedModelPtr model = hub.catalogue().find(beat.model);
   if (model == nullptr) return {};
   bool passed = true;
   for (std::size_t i = 0; i < challenge->spans.size(); ++i) {
     const ProofSpan& span = challenge->spans[i];
-    KVASIR_ASSIGN(const gguf::Hash expected, hash_span(model->moe(), span.layer, span.expert, span.offset, span.length, challenge->id));
+    KVASIR_ASSIGN(const gguf::Hash expected,
+                  hash_span(model->moe(), span.layer, span.expert, span.offset, span.length, challenge->id));
     const json& given = (*hashes)[i];
     passed &= given.is_string() && given.get_ref<const std::string&>() == to_hex(expected);
   }
@@ -121,7 +127,8 @@ Status settle(Hub& hub, const JsonInput& proof, const Coverage& beat) {
 
 json to_json(const Challenge& challenge) {
   json spans = json::array();
-  for (const ProofSpan& s : challenge.spans) spans.push_back({{"layer", s.layer}, {"expert", s.expert}, {"offset", s.offset}, {"length", s.length}});
+  for (const ProofSpan& s : challenge.spans)
+    spans.push_back({{"layer", s.layer}, {"expert", s.expert}, {"offset", s.offset}, {"length", s.length}});
   return {{"id", challenge.id}, {"spans", spans}};
 }
 
@@ -134,8 +141,8 @@ Status learn_model(Hub& hub, const JsonInput& input, const std::string& name) {
   return hub.with_market([&](Market& market) -> Status {
     if (const ModelShape* known = market.find_model(name)) {
       if ((n_layer && *n_layer != known->n_expert.size()) || (n_expert && *n_expert != known->n_expert_max()))
-        return fix_input(std::format("'{}' has {} layers of {} experts here; is this another model of the same name?", name, known->n_expert.size(),
-                                     known->n_expert_max()));
+        return fix_input(std::format("'{}' has {} layers of {} experts here; is this another model of the same name?",
+                                     name, known->n_expert.size(), known->n_expert_max()));
       return {};
     }
     if (!n_layer || !n_expert || *n_layer == 0 || *n_expert == 0 || !model_name_of_file(name + ".gguf"))
@@ -156,18 +163,23 @@ Response coverage(Hub& hub, const Request& request) {
   if (!input) return error_response(input.error());
   auto beat = coverage_of(*input, request);
   if (!beat) return error_response(beat.error());
-  if (hub.is_banned(beat->worker_id)) return error_response(403, std::format("worker '{}' is banned from this hub.", beat->worker_id));
+  if (hub.is_banned(beat->worker_id))
+    return error_response(403, std::format("worker '{}' is banned from this hub.", beat->worker_id));
   const bool known = hub.with_market([&](Market& market) { return market.find_model(beat->model) != nullptr; });
-  if (!known && hub.options().market.proof) return error_response(404, std::format("there is no model '{}' here; see /api/models.", beat->model));
+  if (!known && hub.options().market.proof)
+    return error_response(404, std::format("there is no model '{}' here; see /api/models.", beat->model));
   if (const Status learned = learn_model(hub, *input, beat->model); !learned) return error_response(learned.error());
   const auto owned = hub.owns_worker(beat->worker_id, request.principal.token_id);
   if (!owned) return error_response(owned.error());
-  if (!*owned) return error_response(403, std::format("worker id '{}' belongs to another token; choose another id.", beat->worker_id));
+  if (!*owned)
+    return error_response(403,
+                          std::format("worker id '{}' belongs to another token; choose another id.", beat->worker_id));
   if (const json* proof = input->find("proof")) {
     if (!proof->is_object()) return error_response(400, "'proof' must be an object with 'id' and 'hashes'.");
     if (const Status settled = settle(hub, JsonInput(*proof), *beat); !settled) return error_response(settled.error());
   }
-  const auto reply = hub.with_market([&](Market& market) { return market.coverage(*std::move(beat), monotonic_now()); });
+  const auto reply =
+      hub.with_market([&](Market& market) { return market.coverage(*std::move(beat), monotonic_now()); });
   if (!reply) return error_response(reply.error());
   const MarketOptions& market = hub.options().market;
   json out = {{"ok", true},
@@ -186,7 +198,8 @@ Response demand(Hub& hub, const Request& request) {
     std::string name = named == request.query.end() ? "" : named->second;
     std::vector<Run> runs;
     if (!name.empty()) {
-      if (market.find_model(name) == nullptr) return error_response(404, std::format("there is no model '{}' here; see /api/models.", name));
+      if (market.find_model(name) == nullptr)
+        return error_response(404, std::format("there is no model '{}' here; see /api/models.", name));
       runs = market.demand(name, request.now);
     } else {
       double peak = -1;
@@ -213,11 +226,16 @@ Response demand(Hub& hub, const Request& request) {
 }
 
 json range_of(const Run& run) {
-  return {{"layer", run.layer}, {"experts", {run.begin, run.end}}, {"scarcity", run.scarcity()}, {"replicas", run.replicas()}, {"target", run.target}};
+  return {{"layer", run.layer},
+          {"experts", {run.begin, run.end}},
+          {"scarcity", run.scarcity()},
+          {"replicas", run.replicas()},
+          {"target", run.target}};
 }
 
 Response nothing_to_do(Hub& hub, std::string_view reason) {
-  return json_response({{"assigned", false}, {"reason", reason}, {"retry_after_s", seconds(hub.options().market.heartbeat)}});
+  return json_response(
+      {{"assigned", false}, {"reason", reason}, {"retry_after_s", seconds(hub.options().market.heartbeat)}});
 }
 
 Response volunteer(Hub& hub, const Request& request) {
@@ -228,18 +246,21 @@ Response volunteer(Hub& hub, const Request& request) {
   const auto experts = input->optional_uint("max_experts");
   const auto bytes = input->optional_uint("memory_bytes");
   const auto worker_id = input->optional_text("worker_id", kWorkerIdBytesMax);
-  for (const Error* wrong : {model ? nullptr : &model.error(), experts ? nullptr : &experts.error(), bytes ? nullptr : &bytes.error(),
-                             worker_id ? nullptr : &worker_id.error()})
+  for (const Error* wrong : {model ? nullptr : &model.error(), experts ? nullptr : &experts.error(),
+                             bytes ? nullptr : &bytes.error(), worker_id ? nullptr : &worker_id.error()})
     if (wrong != nullptr) return error_response(*wrong);
   offer.model = model->value_or("");
   offer.experts_max = *experts;
   offer.bytes_max = *bytes;
   offer.worker_id = worker_id->value_or("");
   offer.owner = request.principal.token_id;
-  if (!offer.experts_max && !offer.bytes_max) return error_response(400, "say what you offer: max_experts or memory_bytes.");
-  if (hub.is_banned(offer.worker_id)) return error_response(403, std::format("worker '{}' is banned from this hub.", offer.worker_id));
+  if (!offer.experts_max && !offer.bytes_max)
+    return error_response(400, "say what you offer: max_experts or memory_bytes.");
+  if (hub.is_banned(offer.worker_id))
+    return error_response(403, std::format("worker '{}' is banned from this hub.", offer.worker_id));
   if (const Nanos wait = hub.wakes_in(request.now); wait > Nanos::zero()) {
-    Response waking = error_response(503, "the hub has just started and waits for the nodes it knew; ask again in a moment.");
+    Response waking =
+        error_response(503, "the hub has just started and waits for the nodes it knew; ask again in a moment.");
     waking.headers.emplace_back("Retry-After", std::to_string(std::chrono::ceil<std::chrono::seconds>(wait).count()));
     return waking;
   }
@@ -268,36 +289,46 @@ Response volunteer(Hub& hub, const Request& request) {
 }  // namespace
 
 void add_market_routes(Router& router, Hub& hub) {
-  router.add({.method = "POST",
-              .pattern = "/api/expert-coverage",
-              .summary = "A node's heartbeat: what it holds and where it is; every 10 s",
-              .scopes = {Scope::kWorker},
-              .query = {},
-              .body_example = R"({"worker_id":"laptop","model":"qwen","n_layer":48,"n_expert":256,"segments":[[0,0,16]],"sets":{"1":[[0,4],[8,12]]},
-                "url":"192.0.2.7:7000","fingerprint":"00","ticket":"00","capacity":340000000,"speed":1200.5,"draining":false,"reservation":"",
+  router.add(
+      {.method = "POST",
+       .pattern = "/api/expert-coverage",
+       .summary = "A node's heartbeat: what it holds and where it is; every 10 s",
+       .scopes = {Scope::kWorker},
+       .query = {},
+       .body_example =
+           R"({"worker_id":"laptop","model":"qwen","n_layer":48,"n_expert":256,"segments":[[0,0,16]],
+                "sets":{"1":[[0,4],[8,12]]},
+                "url":"192.0.2.7:7000","fingerprint":"00","ticket":"00","capacity":340000000,"speed":1200.5,
+                "draining":false,"reservation":"",
                 "proof":{"id":"00","hashes":["00"]}})",
-              .answer_example = R"({"ok":true,"experts_counted":16,"ttl_s":30.0,"heartbeat_s":10.0,"move":false,
+       .answer_example = R"({"ok":true,"experts_counted":16,"ttl_s":30.0,"heartbeat_s":10.0,"move":false,
                 "challenge":{"id":"00","spans":[{"layer":0,"expert":3,"offset":0,"length":65536}]}})",
-              .handler = [&hub](const Request& request) { return coverage(hub, request); }});
-  router.add({.method = "GET",
-              .pattern = "/api/expert-demand",
-              .summary = "Replicas, targets and scarcity of every expert, in ranges",
-              .scopes = {Scope::kWorker, Scope::kBackbone},
-              .query = {{"model", "of this model; without it, of the scarcest", false}},
-              .body_example = {},
-              .answer_example = R"({"model":"qwen","segments":[{"layer":0,"experts":[128,256],"replicas":1,"reserved":0,"target":2,"scarcity":0.5}]})",
-              .handler = [&hub](const Request& request) { return demand(hub, request); }});
-  router.add({.method = "POST",
-              .pattern = "/api/expert-volunteer",
-              .summary = "What a node with so much room should hold; reserved for it for a while",
-              .scopes = {Scope::kWorker},
-              .query = {},
-              .body_example = R"({"model":"","max_experts":64,"memory_bytes":340000000,"worker_id":"laptop"})",
-              .answer_example = R"({"assigned":true,"model":"qwen","layer":0,"experts":[128,192],"scarcity":0.5,"replicas":1,"target":2,"n_embd":3072,
+       .handler = [&hub](const Request& request) { return coverage(hub, request); }});
+  router.add(
+      {.method = "GET",
+       .pattern = "/api/expert-demand",
+       .summary = "Replicas, targets and scarcity of every expert, in ranges",
+       .scopes = {Scope::kWorker, Scope::kBackbone},
+       .query = {{"model", "of this model; without it, of the scarcest", false}},
+       .body_example = {},
+       .answer_example =
+           R"({"model":"qwen","segments":[{"layer":0,"experts":[128,256],"replicas":1,"reserved":0,"target":2,
+                "scarcity":0.5}]})",
+       .handler = [&hub](const Request& request) { return demand(hub, request); }});
+  router.add(
+      {.method = "POST",
+       .pattern = "/api/expert-volunteer",
+       .summary = "What a node with so much room should hold; reserved for it for a while",
+       .scopes = {Scope::kWorker},
+       .query = {},
+       .body_example = R"({"model":"","max_experts":64,"memory_bytes":340000000,"worker_id":"laptop"})",
+       .answer_example =
+           R"({"assigned":true,"model":"qwen","layer":0,"experts":[128,192],"scarcity":0.5,"replicas":1,"target":2,
+                "n_embd":3072,
                 "n_layer":48,"n_expert":256,"reservation":"00","expires_in_s":60.0,
                 "also":[{"layer":1,"experts":[0,16],"scarcity":0.5,"replicas":1,"target":2}],
                 "reason":"of assigned: false","retry_after_s":10.0})",
-              .handler = [&hub](const Request& request) { return volunteer(hub, request); }});
+       .handler = [&hub](const Request& request) { return volunteer(hub, request); }});
 }
 
 }  // namespace kvasir::hub

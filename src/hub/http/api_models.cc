@@ -17,7 +17,9 @@ using nlohmann::json;
 
 constexpr std::uint64_t kHoleBytesMin = 64 * 1024;
 
-Response no_model(std::string_view name) { return error_response(404, std::format("there is no model '{}' here; see /api/models.", name)); }
+Response no_model(std::string_view name) {
+  return error_response(404, std::format("there is no model '{}' here; see /api/models.", name));
+}
 
 Response json_response(const json& value) {
   Response out;
@@ -46,8 +48,9 @@ Response manifest(Hub& hub, const Request& request) {
     return error_response(unchanged.error());
   }
   if (!model->ready())
-    return error_response(Error{ErrorAction::kRetryLater, std::format("model '{}' is still being hashed ({} of {} slabs); ask again in a moment.",
-                                                                      model->name(), model->slabs_hashed(), model->slab_count())});
+    return error_response(Error{ErrorAction::kRetryLater,
+                                std::format("model '{}' is still being hashed ({} of {} slabs); ask again in a moment.",
+                                            model->name(), model->slabs_hashed(), model->slab_count())});
   std::optional<ExpertSet> wanted;
   if (const auto layers = request.query.find("layers"); layers != request.query.end()) {
     auto parsed = parse_ranges(layers->second, static_cast<std::uint32_t>(model->shape().n_expert.size()), "layer");
@@ -146,24 +149,29 @@ void add_model_routes(Router& router, Hub& hub) {
               .scopes = nodes,
               .query = {},
               .body_example = {},
-              .answer_example = R"({"models":[{"name":"qwen","architecture":"qwen3moe","n_layer":48,"n_expert":256,"n_expert_used":8,
+              .answer_example =
+                  R"({"models":[{"name":"qwen","architecture":"qwen3moe","n_layer":48,"n_expert":256,"n_expert_used":8,
                 "n_embd":3072,"bytes":1,"ready":true,"slabs":1,"slabs_hashed":1}]})",
               .handler = [&hub](const Request&) {
                 json models = json::array();
                 for (const HostedModelPtr& model : hub.catalogue().list()) models.push_back(summary(*model));
                 return json_response({{"models", models}});
               }});
-  router.add({.method = "GET",
-              .pattern = "/api/models/{m}/manifest",
-              .summary = "Layers, tensors and the BLAKE3 of every expert's slab",
-              .scopes = nodes,
-              .query = {{"layers", "only these, e.g. 0:2", false}},
-              .body_example = {},
-              .answer_example = R"({"name":"qwen","architecture":"qwen3moe","n_layer":48,"n_expert":256,"n_expert_used":8,"n_embd":3072,"bytes":1,
+  router.add(
+      {.method = "GET",
+       .pattern = "/api/models/{m}/manifest",
+       .summary = "Layers, tensors and the BLAKE3 of every expert's slab",
+       .scopes = nodes,
+       .query = {{"layers", "only these, e.g. 0:2", false}},
+       .body_example = {},
+       .answer_example =
+           R"({"name":"qwen","architecture":"qwen3moe","n_layer":48,"n_expert":256,"n_expert_used":8,"n_embd":3072,
+                "bytes":1,
                 "ready":true,"slabs":1,"slabs_hashed":1,"layers":[{"layer":0,"group":"exps","n_expert":256,
-                "layer_id":"00","bytes_per_expert":1,"tensors":[{"name":"blk.0.ffn_up_exps.weight","type":"q4_K","shape":[1,1,1,1],
+                "layer_id":"00","bytes_per_expert":1,"tensors":[{"name":"blk.0.ffn_up_exps.weight","type":"q4_K",
+                "shape":[1,1,1,1],
                 "per_expert":true,"bytes_per_slab":1,"blake3":["00"]}]}]})",
-              .handler = [&hub](const Request& request) { return manifest(hub, request); }});
+       .handler = [&hub](const Request& request) { return manifest(hub, request); }});
   router.add({.method = "GET",
               .pattern = "/api/proxy/models/{m}/expert-shard",
               .summary = "A slice of the model as GGUF; ranges, If-Range and HEAD as of any file",
@@ -176,14 +184,15 @@ void add_model_routes(Router& router, Hub& hub) {
               .body_example = {},
               .answer_example = {},
               .handler = [&hub](const Request& request) { return expert_shard(hub, request); }});
-  router.add({.method = "GET",
-              .pattern = "/api/proxy/models/{m}/backbone",
-              .summary = "The model without its experts as GGUF; ranges, If-Range and HEAD as of any file",
-              .scopes = {Scope::kBackbone},
-              .query = {{"extents", "1: only where the file is not zero, as {size, etag, extents: [[begin, end], …]}", false}},
-              .body_example = {},
-              .answer_example = {},
-              .handler = [&hub](const Request& request) { return backbone(hub, request); }});
+  router.add(
+      {.method = "GET",
+       .pattern = "/api/proxy/models/{m}/backbone",
+       .summary = "The model without its experts as GGUF; ranges, If-Range and HEAD as of any file",
+       .scopes = {Scope::kBackbone},
+       .query = {{"extents", "1: only where the file is not zero, as {size, etag, extents: [[begin, end], …]}", false}},
+       .body_example = {},
+       .answer_example = {},
+       .handler = [&hub](const Request& request) { return backbone(hub, request); }});
 }
 
 }  // namespace kvasir::hub

@@ -25,7 +25,8 @@ TEST(Api, TheSeedExample) {
   TestHub hub(closed_group());
   TestClient client = hub.client();
   const auto beat = [&](const char* id, int a, int b) {
-    const json body = {{"worker_id", id}, {"model", "seed"}, {"n_layer", 1}, {"n_expert", 256}, {"segments", {{0, a, b}}}, {"url", "192.0.2.1:7000"}};
+    const json body = {{"worker_id", id}, {"model", "seed"},         {"n_layer", 1},
+                       {"n_expert", 256}, {"segments", {{0, a, b}}}, {"url", "192.0.2.1:7000"}};
     const Reply reply = client.post("/api/expert-coverage", hub.worker, body);
     EXPECT_EQ(reply.status, 200) << reply.body;
   };
@@ -36,7 +37,8 @@ TEST(Api, TheSeedExample) {
   EXPECT_EQ(demand["model"], "seed");
   ASSERT_EQ(demand["segments"].size(), 2u);
   const auto is = [](const json& s, int a, int b, int replicas, double scarcity) {
-    return s["layer"] == 0 && s["experts"] == json({a, b}) && s["replicas"] == replicas && s["target"] == 2 && s["scarcity"] == scarcity;
+    return s["layer"] == 0 && s["experts"] == json({a, b}) && s["replicas"] == replicas && s["target"] == 2 &&
+           s["scarcity"] == scarcity;
   };
   EXPECT_TRUE(is(demand["segments"][0], 0, 128, 2, 0.0)) << demand;
   EXPECT_TRUE(is(demand["segments"][1], 128, 256, 1, 0.5)) << demand;
@@ -53,7 +55,8 @@ TEST(Api, TheSeedExample) {
 TEST(Api, VolunteersByMemoryGetSeveralLayers) {
   TestHub hub(closed_group());
   TestClient client = hub.client();
-  const json got = client.post("/api/expert-volunteer", hub.worker, {{"model", ""}, {"memory_bytes", 10'000'000'000}}).json();
+  const json got =
+      client.post("/api/expert-volunteer", hub.worker, {{"model", ""}, {"memory_bytes", 10'000'000'000}}).json();
   EXPECT_EQ(got["model"], "m");
   EXPECT_EQ(got["experts"], json({0, 8}));
   ASSERT_EQ(got["also"].size(), 1u);
@@ -71,10 +74,12 @@ TEST(Api, ANodeProvesWhatItHolds) {
   const std::string path = (hub.top / "slice.gguf").string();
   {
     const auto model = *gguf::MoeModel::open((hub.top / "models" / "m.gguf").string());
-    ASSERT_TRUE(gguf::write_slice(*gguf::SliceLayout::make(model, *gguf::SlicePlan::from_ranges(model, "0:1", "0:4")), path));
+    ASSERT_TRUE(
+        gguf::write_slice(*gguf::SliceLayout::make(model, *gguf::SlicePlan::from_ranges(model, "0:1", "0:4")), path));
   }
   const auto slice = *gguf::MoeModel::open(path);
-  json body = {{"worker_id", "w"}, {"model", "m"}, {"n_layer", 2}, {"n_expert", 8}, {"segments", {{0, 0, 4}}}, {"url", "192.0.2.1:7000"}};
+  json body = {{"worker_id", "w"},        {"model", "m"},           {"n_layer", 2}, {"n_expert", 8},
+               {"segments", {{0, 0, 4}}}, {"url", "192.0.2.1:7000"}};
   const auto routes = [&] { return client.get("/api/expert-routes?model=m", hub.backbone).json()["workers"]; };
   json reply = client.post("/api/expert-coverage", hub.worker, body).json();
   ASSERT_TRUE(reply.contains("challenge")) << reply;
@@ -84,7 +89,8 @@ TEST(Api, ANodeProvesWhatItHolds) {
   const auto answer = [&](const json& challenge, bool honest) {
     json hashes = json::array();
     for (const json& s : challenge["spans"])
-      hashes.push_back(to_hex(*hash_span(slice, s["layer"], s["expert"], s["offset"], s["length"], challenge["id"].get<std::string>())));
+      hashes.push_back(to_hex(
+          *hash_span(slice, s["layer"], s["expert"], s["offset"], s["length"], challenge["id"].get<std::string>())));
     if (!honest) hashes[1] = std::string(64, '0');
     json proof = body;
     proof["proof"] = {{"id", challenge["id"]}, {"hashes", hashes}};
@@ -103,7 +109,8 @@ TEST(Api, ANodeProvesWhatItHolds) {
   const auto before = hub.hub->catalogue().find("m");
   hub.write_model("m", 2);
   hub.hub->catalogue().rescan_soon();
-  for (int i = 0; i < 500 && hub.hub->catalogue().find("m") == before; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  for (int i = 0; i < 500 && hub.hub->catalogue().find("m") == before; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_TRUE(routes().empty());
   reply = client.post("/api/expert-coverage", hub.worker, body).json();
   ASSERT_TRUE(reply.contains("challenge"));
@@ -131,7 +138,8 @@ TEST(Api, RoutesWaitForAChange) {
   EXPECT_EQ(client.get("/api/expert-routes?since=" + version, hub.backbone).json()["version"], version);
   EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(300));
   client.send(TestClient::request("GET", "/api/expert-routes?since=" + version, hub.backbone));
-  node.post("/api/expert-coverage", hub.worker, {{"worker_id", "w"}, {"model", "m"}, {"segments", {{0, 0, 4}}}, {"url", "192.0.2.1:7000"}});
+  node.post("/api/expert-coverage", hub.worker,
+            {{"worker_id", "w"}, {"model", "m"}, {"segments", {{0, 0, 4}}}, {"url", "192.0.2.1:7000"}});
   const json changed = client.receive().json();
   EXPECT_NE(changed["version"], version);
   EXPECT_EQ(changed["workers"].size(), 1u);
@@ -140,22 +148,28 @@ TEST(Api, RoutesWaitForAChange) {
 TEST(Api, AnAdmittedKeyFetchesAToken) {
   TestHub hub;
   TestClient client = hub.client();
-  const std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)> key(EVP_PKEY_Q_keygen(nullptr, nullptr, "ED25519"), &EVP_PKEY_free);
+  const std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)> key(EVP_PKEY_Q_keygen(nullptr, nullptr, "ED25519"),
+                                                                &EVP_PKEY_free);
   Bytes raw(32);
   std::size_t n = raw.size();
   ASSERT_EQ(EVP_PKEY_get_raw_public_key(key.get(), reinterpret_cast<unsigned char*>(raw.data()), &n), 1);
   const std::string public_key = to_hex(raw);
-  const auto nonce = [&] { return client.post("/api/auth/challenge", "", {{"public_key", public_key}}).json()["nonce"].get<std::string>(); };
+  const auto nonce = [&] {
+    return client.post("/api/auth/challenge", "", {{"public_key", public_key}}).json()["nonce"].get<std::string>();
+  };
   const auto sign = [&](const std::string& text) {
     Bytes signature(64);
     std::size_t size = signature.size();
     const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(), &EVP_MD_CTX_free);
     EXPECT_EQ(EVP_DigestSignInit(context.get(), nullptr, nullptr, nullptr, key.get()), 1);
-    EXPECT_EQ(EVP_DigestSign(context.get(), reinterpret_cast<unsigned char*>(signature.data()), &size, reinterpret_cast<const unsigned char*>(text.data()), text.size()), 1);
+    EXPECT_EQ(EVP_DigestSign(context.get(), reinterpret_cast<unsigned char*>(signature.data()), &size,
+                             reinterpret_cast<const unsigned char*>(text.data()), text.size()),
+              1);
     return to_hex(signature);
   };
   const auto fetch = [&](const std::string& text, const std::string& signature) {
-    return client.post("/api/auth/node-token", "", {{"public_key", public_key}, {"nonce", text}, {"signature", signature}});
+    return client.post("/api/auth/node-token", "",
+                       {{"public_key", public_key}, {"nonce", text}, {"signature", signature}});
   };
   std::string text = nonce();
   EXPECT_EQ(fetch(text, sign(text)).status, 403);  // not admitted
@@ -177,7 +191,8 @@ TEST(Api, AnAdmittedKeyFetchesAToken) {
 TEST(Api, TheLedgerKeepsBothSides) {
   TestHub hub(closed_group());
   TestClient client = hub.client();
-  const json report = {{"report_id", "r1"}, {"entries", {{{"worker_id", "w"}, {"pairs", 10}, {"rows", 5}, {"bytes", 1000}}}}};
+  const json report = {{"report_id", "r1"},
+                       {"entries", {{{"worker_id", "w"}, {"pairs", 10}, {"rows", 5}, {"bytes", 1000}}}}};
   EXPECT_EQ(client.post("/api/contributions", hub.backbone, report).json()["repeated"], false);
   EXPECT_EQ(client.post("/api/contributions", hub.backbone, report).json()["repeated"], true);
   EXPECT_EQ(client.post("/api/contributions", hub.worker, report).json()["repeated"], false);  // the same id of another
@@ -222,7 +237,9 @@ TEST(Api, TheDescriptionIsTrue) {
       if (const std::size_t at = target.find("{m}"); at != std::string::npos) target.replace(at, 3, "m");
       if (target.ends_with("expert-shard")) target += "?layers=0:1&experts=0:1";
       const std::string verb = method == "post" ? "POST" : "GET";
-      const json example = operation.contains("requestBody") ? operation["requestBody"]["content"]["application/json"]["example"] : json();
+      const json example = operation.contains("requestBody")
+                               ? operation["requestBody"]["content"]["application/json"]["example"]
+                               : json();
       const std::string body = example.is_null() ? "" : example.dump();
       client.connect();
       client.send(TestClient::request(verb, target, "", body));

@@ -36,12 +36,15 @@ constexpr std::string_view kShard = "/api/proxy/models/m/expert-shard?layers=0:1
 
 TEST_F(BadInput, Addresses) {
   hub_.wait_ready();
-  for (const char* target : {"/api/proxy/models/../../etc/passwd/expert-shard?layers=0:1&experts=0:1", "/api/proxy/models/%2e%2e/expert-shard",
-                             "/api/models/..%2f..%2fdata/manifest", "/api/models/a%00b/manifest", "/api/models/%zz/manifest", "/api/expert-demand?model=m&model=m"})
+  for (const char* target :
+       {"/api/proxy/models/../../etc/passwd/expert-shard?layers=0:1&experts=0:1",
+        "/api/proxy/models/%2e%2e/expert-shard", "/api/models/..%2f..%2fdata/manifest", "/api/models/a%00b/manifest",
+        "/api/models/%zz/manifest", "/api/expert-demand?model=m&model=m"})
     expect_refusal(get(target), 400);
-  for (const char* target : {"/", "/api", "/api/nothing", "/api/models/m", "/api/models/unknown/manifest", "/api/models/m.gguf/manifest", "/etc/passwd",
-                             "/api/proxy/models/unknown/expert-shard?layers=0:1&experts=0:1", "/api/expert-demand?model=unknown", "/api/models//manifest",
-                             "/api/models/m/manifest/"})
+  for (const char* target :
+       {"/", "/api", "/api/nothing", "/api/models/m", "/api/models/unknown/manifest", "/api/models/m.gguf/manifest",
+        "/etc/passwd", "/api/proxy/models/unknown/expert-shard?layers=0:1&experts=0:1",
+        "/api/expert-demand?model=unknown", "/api/models//manifest", "/api/models/m/manifest/"})
     expect_refusal(get(target), 404);
   expect_refusal(get("/" + std::string(5000, 'a')), 414);
   expect_refusal(raw("DELETE /api/models HTTP/1.1\r\nHost: h\r\n\r\n"), 405);
@@ -50,12 +53,15 @@ TEST_F(BadInput, Addresses) {
 
 TEST_F(BadInput, SliceRanges) {
   hub_.wait_ready();
-  for (const char* query : {"layers=2:0&experts=0:1", "layers=0:3&experts=0:1", "layers=0:1&experts=0:9", "layers=0:1&experts=5:5", "layers=0:1",
-                            "experts=0:1", "", "layers=0:1&experts=-1:4", "layers=0:1&experts=0:18446744073709551617", "layers=a&experts=b",
-                            "layers=0:1&experts=0:1&layer=0", "layer=0&expert_begin=4&expert_end=2", "layer=0&expert_begin=0", "layer=9&expert_begin=0&expert_end=1",
-                            "layers=0:1&experts=0:4294967296", "layers=&experts="})
+  for (const char* query :
+       {"layers=2:0&experts=0:1", "layers=0:3&experts=0:1", "layers=0:1&experts=0:9", "layers=0:1&experts=5:5",
+        "layers=0:1", "experts=0:1", "", "layers=0:1&experts=-1:4", "layers=0:1&experts=0:18446744073709551617",
+        "layers=a&experts=b", "layers=0:1&experts=0:1&layer=0", "layer=0&expert_begin=4&expert_end=2",
+        "layer=0&expert_begin=0", "layer=9&expert_begin=0&expert_end=1", "layers=0:1&experts=0:4294967296",
+        "layers=&experts="})
     expect_refusal(get(std::string("/api/proxy/models/m/expert-shard?") + query), 400);
-  for (const char* range : {"bytes=5-2", "bytes=0-10,5-20", "bytes=99999999999-", "bytes=18446744073709551616-18446744073709551617", "bytes=x-y", "bytes=-0"}) {
+  for (const char* range : {"bytes=5-2", "bytes=0-10,5-20", "bytes=99999999999-",
+                            "bytes=18446744073709551616-18446744073709551617", "bytes=x-y", "bytes=-0"}) {
     const Reply reply = get(kShard, std::string("Range: ") + range + "\r\n");
     expect_refusal(reply, 416);
     EXPECT_TRUE(reply.headers.at("content-range").starts_with("bytes */"));
@@ -67,8 +73,9 @@ TEST_F(BadInput, Tokens) {
   const std::string expired = hub_.token(Scope::kWorker, unix_now() - 1), revoked = hub_.token(Scope::kWorker);
   ASSERT_TRUE(*hub_.hub->store().revoke_token(revoked.substr(7, 16), unix_now()));
   TestClient client = hub_.client();
-  for (const std::string& token : {std::string(), expired, revoked, std::string("kvasir_0000000000000000_") + std::string(64, '0'), std::string("x"),
-                                   hub_.worker + "0", std::string(3000, 'k')}) {
+  for (const std::string& token :
+       {std::string(), expired, revoked, std::string("kvasir_0000000000000000_") + std::string(64, '0'),
+        std::string("x"), hub_.worker + "0", std::string(3000, 'k')}) {
     client.connect();
     const Reply reply = client.get("/api/models", token);
     expect_refusal(reply, 401);
@@ -89,7 +96,8 @@ TEST_F(BadInput, Tokens) {
   client.connect();
   expect_refusal(client.get("/api/admin/nodes", hub_.backbone), 403);
   // Nothing that was sent is in the log.
-  for (const std::string& token : {hub_.worker, expired, revoked}) EXPECT_EQ(hub_.log_text().find(token.substr(24)), std::string::npos);
+  for (const std::string& token : {hub_.worker, expired, revoked})
+    EXPECT_EQ(hub_.log_text().find(token.substr(24)), std::string::npos);
   expect_alive();
 }
 
@@ -100,16 +108,22 @@ TEST_F(BadInput, Bodies) {
     client.send(TestClient::request("POST", "/api/expert-coverage", hub_.worker, body));
     return client.receive();
   };
-  for (const char* body : {"", "{", "[]", "null", "3", "\"x\"", "{\"worker_id\":", "\xff\xfe", "{}"}) expect_refusal(post_raw(body), 400);
+  for (const char* body : {"", "{", "[]", "null", "3", "\"x\"", "{\"worker_id\":", "\xff\xfe", "{}"})
+    expect_refusal(post_raw(body), 400);
   expect_refusal(post_raw(std::string(500'000, '[')), 400);
   expect_refusal(post_raw("{\"a\":" + std::string(400'000, '[') + std::string(400'000, ']') + "}"), 400);
   // Larger than allowed: announced, in chunks, and announced falsely.
   expect_refusal(post_raw(std::string(2'000'000, ' ')), 413);
   client.connect();
-  client.send(std::format("POST /api/expert-coverage HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {}\r\nContent-Length: 99999999999999\r\n\r\n", hub_.worker));
+  client.send(
+      std::format("POST /api/expert-coverage HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {}\r\nContent-Length: "
+                  "99999999999999\r\n\r\n",
+                  hub_.worker));
   expect_refusal(client.receive(), 413);
   client.connect();
-  client.send(std::format("POST /api/expert-coverage HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {}\r\nTransfer-Encoding: chunked\r\n\r\n", hub_.worker));
+  client.send(std::format(
+      "POST /api/expert-coverage HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {}\r\nTransfer-Encoding: chunked\r\n\r\n",
+      hub_.worker));
   for (int i = 0; i < 40 && client.send("10000\r\n" + std::string(65536, ' ') + "\r\n"); ++i) {
   }
   expect_refusal(client.receive(), 413);
@@ -129,13 +143,16 @@ TEST_F(BadInput, WrongTypes) {
     return client.post("/api/expert-coverage", hub_.worker, body);
   };
   EXPECT_EQ(client.post("/api/expert-coverage", hub_.worker, good).status, 200);
-  for (const json& wrong : {json(3), json::array(), json(""), json(std::string(200, 'x')), json("a\nb"), json(nullptr)}) expect_refusal(with("worker_id", wrong), 400);
+  for (const json& wrong : {json(3), json::array(), json(""), json(std::string(200, 'x')), json("a\nb"), json(nullptr)})
+    expect_refusal(with("worker_id", wrong), 400);
   expect_refusal(with("model", 3), 400);
   expect_refusal(with("model", "unknown"), 404);
-  for (const char* wrong : {R"(3)", R"([3])", R"([[0,0]])", R"([[0,4,0]])", R"([[0,0,9]])", R"([[2,0,4]])", R"([[0,-1,4]])", R"([[0,0,1e30]])", R"([["0",0,4]])",
-                            R"([[0,0.5,4]])", R"([[0,0,18446744073709551615]])", R"({"0":[[0,4]]})"})
+  for (const char* wrong :
+       {R"(3)", R"([3])", R"([[0,0]])", R"([[0,4,0]])", R"([[0,0,9]])", R"([[2,0,4]])", R"([[0,-1,4]])",
+        R"([[0,0,1e30]])", R"([["0",0,4]])", R"([[0,0.5,4]])", R"([[0,0,18446744073709551615]])", R"({"0":[[0,4]]})"})
     expect_refusal(with("segments", json::parse(wrong)), 400);
-  for (const char* wrong : {R"([])", R"({"x":[[0,4]]})", R"({"0":3})", R"({"0":[[0]]})", R"({"0:2":[[0,4]]})", R"({"0":[[4,0]]})"})
+  for (const char* wrong :
+       {R"([])", R"({"x":[[0,4]]})", R"({"0":3})", R"({"0":[[0]]})", R"({"0:2":[[0,4]]})", R"({"0":[[4,0]]})"})
     expect_refusal(with("sets", json::parse(wrong)), 400);
   for (const char* wrong : {"no port", "a b:1", "host", "x\ty:1"}) expect_refusal(with("url", wrong), 400);
   expect_refusal(with("fingerprint", "abc"), 400);
@@ -144,13 +161,17 @@ TEST_F(BadInput, WrongTypes) {
   expect_refusal(with("draining", "yes"), 400);
   expect_refusal(with("n_layer", 7), 400);
   expect_refusal(with("proof", 3), 400);
-  for (const json& wrong : {json{{"max_experts", "many"}}, json{{"max_experts", -1}}, json{{"memory_bytes", 1.5}}, json{{"model", 3}, {"max_experts", 8}}, json::object()})
+  for (const json& wrong : {json{{"max_experts", "many"}}, json{{"max_experts", -1}}, json{{"memory_bytes", 1.5}},
+                            json{{"model", 3}, {"max_experts", 8}}, json::object()})
     expect_refusal(client.post("/api/expert-volunteer", hub_.worker, wrong), 400);
-  for (const json& wrong : {json{{"model", "m"}, {"saturation", 2}}, json{{"model", "m"}, {"layers", 3}}, json{{"model", "m"}, {"layers", {{{"layer", 0}, {"uses", "x"}}}}},
+  for (const json& wrong : {json{{"model", "m"}, {"saturation", 2}}, json{{"model", "m"}, {"layers", 3}},
+                            json{{"model", "m"}, {"layers", {{{"layer", 0}, {"uses", "x"}}}}},
                             json{{"model", "m"}, {"layers", {{{"layer", 0}, {"uses", {-1}}}}}}})
     expect_refusal(client.post("/api/expert-heat", hub_.backbone, wrong), 400);
-  for (const json& wrong : {json{{"entries", 3}}, json{{"entries", {3}}}, json{{"entries", {{{"worker_id", "w"}, {"pairs", -1}}}}}, json{{"day", "2020-01-01"}, {"entries", json::array()}},
-                            json{{"day", "yesterday"}, {"entries", json::array()}}})
+  for (const json& wrong :
+       {json{{"entries", 3}}, json{{"entries", {3}}}, json{{"entries", {{{"worker_id", "w"}, {"pairs", -1}}}}},
+        json{{"day", "2020-01-01"}, {"entries", json::array()}},
+        json{{"day", "yesterday"}, {"entries", json::array()}}})
     expect_refusal(client.post("/api/contributions", hub_.backbone, wrong), 400);
   expect_refusal(client.get("/api/contributions?from=2026-02-30", hub_.backbone), 400);
   expect_refusal(client.get("/api/contributions?from=2020-01-01&to=2026-01-01", hub_.backbone), 400);
@@ -159,9 +180,11 @@ TEST_F(BadInput, WrongTypes) {
 
 TEST_F(BadInput, NotEvenHttp) {
   expect_refusal(raw("this is not a request\r\n\r\n"), 400);
-  expect_refusal(raw(std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11) + std::string(600, 'x') + "\r\n\r\n"), 400);
+  expect_refusal(
+      raw(std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11) + std::string(600, 'x') + "\r\n\r\n"), 400);
   expect_refusal(raw("GET /api/models HTTP/1.1\r\nHost: h\r\nX: " + std::string(20'000, 'y') + "\r\n\r\n"), 431);
-  expect_refusal(raw("POST /api/auth/challenge HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nnot a chunk\r\n"), 400);
+  expect_refusal(
+      raw("POST /api/auth/challenge HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nnot a chunk\r\n"), 400);
   raw("GET /api/models HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n");
   raw(std::string(100'000, '\0'));
   {
@@ -179,9 +202,12 @@ TEST(Limits, SlowAndIdleClientsAreLetGo) {
   TestHub hub(options);
   TestClient idle = hub.client(), slow_header = hub.client(), slow_body = hub.client();
   slow_header.send("GET /api/mod");
-  slow_body.send(std::format("POST /api/expert-volunteer HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {}\r\nContent-Length: 50\r\n\r\n{{", hub.worker));
+  slow_body.send(std::format(
+      "POST /api/expert-volunteer HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {}\r\nContent-Length: 50\r\n\r\n{{",
+      hub.worker));
   for (TestClient* client : {&idle, &slow_header, &slow_body}) EXPECT_EQ(client->receive().status, 0);
-  for (int i = 0; i < 100 && hub.server->stats().connections > 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  for (int i = 0; i < 100 && hub.server->stats().connections > 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_EQ(hub.server->stats().connections, 0u);
 }
 

@@ -65,7 +65,8 @@ class Connection final : public Watched, public std::enable_shared_from_this<Con
   asio::awaitable<void> refuse() {
     set_deadline(kDrainTimeout);
     if constexpr (!kIsTls<Stream>)
-      co_await write_text(error_response(503, "the hub has too many connections; try again in a moment."), false, false);
+      co_await write_text(error_response(503, "the hub has too many connections; try again in a moment."), false,
+                          false);
     close();
   }
 
@@ -83,8 +84,8 @@ class Connection final : public Watched, public std::enable_shared_from_this<Con
   }
 
   static bool is_malformed(const boost::system::error_code& error) {
-    return error.category() == http::make_error_code(http::error::bad_method).category() && error != http::error::end_of_stream &&
-           error != http::error::partial_message;
+    return error.category() == http::make_error_code(http::error::bad_method).category() &&
+           error != http::error::end_of_stream && error != http::error::partial_message;
   }
 
   // Whether the connection can take another request.
@@ -123,7 +124,8 @@ class Connection final : public Watched, public std::enable_shared_from_this<Con
       co_return co_await refuse_request(too_many(wait, "this address asks too often"), head);
     const http::request<http::string_body>& message = parser.get();
     const std::string_view target = message.target();
-    if (target.size() > kTargetBytesMax) co_return co_await refuse_request(error_response(414, "the address is too long."), head);
+    if (target.size() > kTargetBytesMax)
+      co_return co_await refuse_request(error_response(414, "the address is too long."), head);
     if (const Status parsed = parse_target(target, request); !parsed)
       co_return co_await refuse_request(error_response(parsed.error()), head);
     request.method = head ? "GET" : std::string(message.method_string());
@@ -133,12 +135,15 @@ class Connection final : public Watched, public std::enable_shared_from_this<Con
 
     if (!route.is_public()) {
       Response refusal;
-      if (!co_await authenticate(message, route, request, refusal)) co_return co_await refuse_request(std::move(refusal), head);
+      if (!co_await authenticate(message, route, request, refusal))
+        co_return co_await refuse_request(std::move(refusal), head);
     }
     // The length that is announced is refused before a byte of it is read.
     const auto length = parser.content_length();
     if (length && *length > route.body_bytes_max())
-      co_return co_await refuse_request(error_response(413, std::format("the body is too long; {} bytes are allowed here.", route.body_bytes_max())), head);
+      co_return co_await refuse_request(
+          error_response(413, std::format("the body is too long; {} bytes are allowed here.", route.body_bytes_max())),
+          head);
     if (!parser.is_done()) {
       if (beast::iequals(message[http::field::expect], "100-continue")) {
         http::response<http::empty_body> go_on(http::status::continue_, 11);
@@ -148,7 +153,10 @@ class Connection final : public Watched, public std::enable_shared_from_this<Con
       parser.body_limit(route.body_bytes_max());
       const auto [failed, n] = co_await http::async_read(stream_, buffer_, parser, kQuiet);
       if (failed == http::error::body_limit || failed == http::error::buffer_overflow)
-        co_return co_await refuse_request(error_response(413, std::format("the body is too long; {} bytes are allowed here.", route.body_bytes_max())), head);
+        co_return co_await refuse_request(
+            error_response(413,
+                           std::format("the body is too long; {} bytes are allowed here.", route.body_bytes_max())),
+            head);
       if (is_malformed(failed))
         co_return co_await refuse_request(error_response(400, "the request's body is malformed."), head);
       if (failed) co_return false;
@@ -184,12 +192,14 @@ class Connection final : public Watched, public std::enable_shared_from_this<Con
     if (match.allowed.empty()) return error_response(404, "there is nothing at this address; see /api/openapi.json.");
     Response out = error_response(405, "this address does not take that method.");
     std::string allowed;
-    for (const std::string& method : match.allowed) allowed += (allowed.empty() ? "" : ", ") + method + (method == "GET" ? ", HEAD" : "");
+    for (const std::string& method : match.allowed)
+      allowed += (allowed.empty() ? "" : ", ") + method + (method == "GET" ? ", HEAD" : "");
     out.headers.emplace_back("Allow", allowed);
     return out;
   }
 
-  asio::awaitable<bool> authenticate(const http::request<http::string_body>& message, const Route& route, Request& request, Response& refusal) {
+  asio::awaitable<bool> authenticate(const http::request<http::string_body>& message, const Route& route,
+                                     Request& request, Response& refusal) {
     constexpr std::string_view kBearer = "bearer ";
     const std::string_view header = message[http::field::authorization];
     const auto deny = [&refusal](std::string_view sentence) {
@@ -198,9 +208,12 @@ class Connection final : public Watched, public std::enable_shared_from_this<Con
       return false;
     };
     if (header.empty()) co_return deny("this needs a node token: Authorization: Bearer TOKEN.");
-    if (!beast::iequals(header.substr(0, kBearer.size()), kBearer)) co_return deny("the Authorization header must be: Bearer TOKEN.");
+    if (!beast::iequals(header.substr(0, kBearer.size()), kBearer))
+      co_return deny("the Authorization header must be: Bearer TOKEN.");
     const std::string token(header.substr(kBearer.size()));
-    auto checked = co_await run_on(shared_->handlers, [shared = shared_, token] { return shared->authenticator.check(token, unix_now(), monotonic_now()); });
+    auto checked = co_await run_on(shared_->handlers, [shared = shared_, token] {
+      return shared->authenticator.check(token, unix_now(), monotonic_now());
+    });
     if (!checked) {
       if (checked.error().action != ErrorAction::kFixInput) {
         shared_->log(checked.error().message);
@@ -212,7 +225,8 @@ class Connection final : public Watched, public std::enable_shared_from_this<Con
     }
     request.principal = *std::move(checked);
     if (!route.permits(request.principal.scope)) {
-      refusal = error_response(403, std::format("a token of scope '{}' may not do this.", to_string(request.principal.scope)));
+      refusal = error_response(
+          403, std::format("a token of scope '{}' may not do this.", to_string(request.principal.scope)));
       co_return false;
     }
     if (const Nanos wait = shared_->take_token(request.principal.token_id); wait > Nanos::zero()) {
@@ -310,7 +324,7 @@ class Connection final : public Watched, public std::enable_shared_from_this<Con
     if (head) co_return !error && keep_alive;
     const bool sent = !error && co_await send_body(*response.body);
     --shared_->downloads;
-    co_return sent && keep_alive;
+    co_return sent&& keep_alive;
   }
 
   // false: the client is gone, or the files changed; the connection ends short of the length
@@ -332,7 +346,8 @@ class Connection final : public Watched, public std::enable_shared_from_this<Con
           sent = *moved;
         } else {
           const bool memory = piece.kind == BodyPiece::Kind::kMemory;
-          const std::size_t n = static_cast<std::size_t>(std::min<std::uint64_t>(left, memory ? kSendFileBytesMax : kZeros.size()));
+          const std::size_t n =
+              static_cast<std::size_t>(std::min<std::uint64_t>(left, memory ? kSendFileBytesMax : kZeros.size()));
           const auto* from = memory ? piece.bytes->data() + piece.offset + done : kZeros.data();
           const auto [error, written] = co_await asio::async_write(stream_, asio::buffer(from, n), kQuiet);
           if (error) co_return false;
@@ -350,9 +365,12 @@ class Connection final : public Watched, public std::enable_shared_from_this<Con
     if constexpr (kIsTls<Stream>) {
       if (copy_.empty()) copy_.resize(kCopyBytes);
       const std::size_t wanted = static_cast<std::size_t>(std::min<std::uint64_t>(size, copy_.size()));
-      const ssize_t n = co_await run_on(shared_->readers, [this, fd, offset, wanted] { return ::pread(fd, copy_.data(), wanted, static_cast<off_t>(offset)); });
+      const ssize_t n = co_await run_on(shared_->readers, [this, fd, offset, wanted] {
+        return ::pread(fd, copy_.data(), wanted, static_cast<off_t>(offset));
+      });
       if (n <= 0) co_return std::nullopt;
-      const auto [error, written] = co_await asio::async_write(stream_, asio::buffer(copy_.data(), static_cast<std::size_t>(n)), kQuiet);
+      const auto [error, written] =
+          co_await asio::async_write(stream_, asio::buffer(copy_.data(), static_cast<std::size_t>(n)), kQuiet);
       if (error) co_return std::nullopt;
       co_return written;
     } else {

@@ -20,7 +20,8 @@ class Download : public testing::Test {
     hub_.wait_ready();
     const auto model = *gguf::MoeModel::open((hub_.top / "models" / "m.gguf").string());
     const std::string path = (hub_.top / "expected.gguf").string();
-    ASSERT_TRUE(gguf::write_slice(*gguf::SliceLayout::make(model, *gguf::SlicePlan::from_ranges(model, "0:2", "1:4,6")), path));
+    ASSERT_TRUE(
+        gguf::write_slice(*gguf::SliceLayout::make(model, *gguf::SlicePlan::from_ranges(model, "0:2", "1:4,6")), path));
     std::ifstream in(path, std::ios::binary);
     expected_.assign(std::istreambuf_iterator<char>(in), {});
   }
@@ -78,7 +79,8 @@ TEST_F(Download, TheBackboneFileIsTheSlicersToo) {
 
 TEST_F(Download, RangesSingleAndMultiple) {
   const std::size_t size = expected_.size();
-  for (const auto& [begin, end] : {std::pair<std::size_t, std::size_t>{0, 1}, {5, 5000}, {size - 7, size}, {size / 3, size / 2}}) {
+  for (const auto& [begin, end] :
+       {std::pair<std::size_t, std::size_t>{0, 1}, {5, 5000}, {size - 7, size}, {size / 3, size / 2}}) {
     const Reply reply = get(std::format("Range: bytes={}-{}\r\n", begin, end - 1));
     EXPECT_EQ(reply.status, 206);
     EXPECT_EQ(reply.headers.at("content-range"), std::format("bytes {}-{}/{}", begin, end - 1, size));
@@ -92,7 +94,8 @@ TEST_F(Download, RangesSingleAndMultiple) {
   ASSERT_TRUE(type.starts_with("multipart/byteranges; boundary="));
   const std::string boundary = type.substr(type.find('=') + 1);
   const auto part = [&](std::size_t begin, std::size_t end) {
-    return std::format("\r\n--{}\r\nContent-Type: application/octet-stream\r\nContent-Range: bytes {}-{}/{}\r\n\r\n", boundary, begin, end - 1, size) +
+    return std::format("\r\n--{}\r\nContent-Type: application/octet-stream\r\nContent-Range: bytes {}-{}/{}\r\n\r\n",
+                       boundary, begin, end - 1, size) +
            expected_.substr(begin, end - begin);
   };
   EXPECT_TRUE(both.body == part(10, 20) + part(size - 5, size) + "\r\n--" + boundary + "--\r\n");
@@ -108,7 +111,8 @@ TEST_F(Download, ResumesOnlyTheSameContent) {
   const auto before = hub_.hub->catalogue().find("m");
   hub_.write_model("m", 2);
   hub_.hub->catalogue().rescan_soon();
-  for (int i = 0; i < 1000 && (hub_.hub->catalogue().find("m") == before || !hub_.hub->catalogue().find("m")->ready()); ++i)
+  for (int i = 0; i < 1000 && (hub_.hub->catalogue().find("m") == before || !hub_.hub->catalogue().find("m")->ready());
+       ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   const Reply fresh = get("Range: bytes=100-\r\nIf-Range: " + etag + "\r\n");
   EXPECT_EQ(fresh.status, 200);
@@ -154,7 +158,8 @@ TEST(DownloadUnderWay, IsCutWhenTheFileChanges) {
   std::filesystem::rename(path + ".new", path);
   const auto before = hub.hub->catalogue().find("m");
   hub.hub->catalogue().rescan_soon();
-  for (int i = 0; i < 1000 && hub.hub->catalogue().find("m") == before; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  for (int i = 0; i < 1000 && hub.hub->catalogue().find("m") == before; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   hub.wait_ready();
   TestClient client = hub.client();
   client.send(TestClient::request("GET", "/api/proxy/models/m/expert-shard?layers=:&experts=:", hub.worker));
@@ -188,9 +193,13 @@ TEST(Tls, ServesHttpsAndNoPlainHttpElsewhere) {
   char folder[] = "/tmp/kvasir-tls-XXXXXX";
   ASSERT_NE(::mkdtemp(folder), nullptr);
   const std::string top = folder;
-  ASSERT_EQ(std::system(("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost "
-                         "-addext subjectAltName=IP:127.0.0.1 -keyout " + top + "/key.pem -out " + top + "/cert.pem 2>/dev/null").c_str()),
-            0);
+  ASSERT_EQ(
+      std::system(
+          ("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost "
+           "-addext subjectAltName=IP:127.0.0.1 -keyout " +
+           top + "/key.pem -out " + top + "/cert.pem 2>/dev/null")
+              .c_str()),
+      0);
   TestHub::Options options;
   options.server.certificate_file = top + "/cert.pem";
   options.server.key_file = top + "/key.pem";
@@ -201,7 +210,8 @@ TEST(Tls, ServesHttpsAndNoPlainHttpElsewhere) {
     const std::string curl = "curl -sS --cacert " + top + "/cert.pem -H 'Authorization: Bearer " + hub.worker + "' ";
     ASSERT_EQ(std::system((curl + "-o " + top + "/slice.gguf '" + url + std::string(kShard) + "'").c_str()), 0);
     EXPECT_TRUE(gguf::MoeModel::open(top + "/slice.gguf"));
-    ASSERT_EQ(std::system((curl + "-f -o /dev/null '" + url + "/api/models' '" + url + "/api/expert-demand'").c_str()), 0);
+    ASSERT_EQ(std::system((curl + "-f -o /dev/null '" + url + "/api/models' '" + url + "/api/expert-demand'").c_str()),
+              0);
     TestClient plain = hub.client();
     EXPECT_EQ(plain.get("/api/health", "").status, 0);
   }
@@ -209,7 +219,8 @@ TEST(Tls, ServesHttpsAndNoPlainHttpElsewhere) {
   TestHub hub(options);
   ServerOptions open_to_all;
   open_to_all.listen = {"0.0.0.0", 0};
-  const auto refused = Server::start(open_to_all, hub.hub->router(), hub.hub->authenticator(), [](const std::string&) {});
+  const auto refused =
+      Server::start(open_to_all, hub.hub->router(), hub.hub->authenticator(), [](const std::string&) {});
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message.find("loopback"), std::string::npos);
   std::filesystem::remove_all(top);

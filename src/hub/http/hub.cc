@@ -23,7 +23,11 @@ constexpr Nanos kLifeInterval = std::chrono::seconds(10);
 }  // namespace
 
 Hub::Hub(HubOptions options, std::unique_ptr<Store> store, std::function<void(const std::string&)> log)
-    : options_(std::move(options)), store_(std::move(store)), log_(std::move(log)), authenticator_(*store_), market_(options_.market, random_u64) {}
+    : options_(std::move(options)),
+      store_(std::move(store)),
+      log_(std::move(log)),
+      authenticator_(*store_),
+      market_(options_.market, random_u64) {}
 
 Hub::~Hub() {
   {
@@ -34,7 +38,8 @@ Hub::~Hub() {
   if (thread_.joinable()) thread_.join();
 }
 
-Result<std::unique_ptr<Hub>> Hub::create(HubOptions options, std::unique_ptr<Store> store, std::function<void(const std::string&)> log) {
+Result<std::unique_ptr<Hub>> Hub::create(HubOptions options, std::unique_ptr<Store> store,
+                                         std::function<void(const std::string&)> log) {
   std::unique_ptr<Hub> hub(new Hub(std::move(options), std::move(store), std::move(log)));
   KVASIR_TRY(hub->start());
   return hub;
@@ -45,8 +50,10 @@ Status Hub::start() {
       options_.models_dir, options_.data_dir / "hashes",
       Catalogue::Listener{.appeared =
                               [this](const HostedModelPtr& model) {
-                                log_(std::format("model '{}': {} layers, {} experts.", model->name(), model->moe().n_layer(), model->moe().n_expert()));
-                                const Status put = with_market([&](Market& market) { return market.put_model(model->shape()); });
+                                log_(std::format("model '{}': {} layers, {} experts.", model->name(),
+                                                 model->moe().n_layer(), model->moe().n_expert()));
+                                const Status put =
+                                    with_market([&](Market& market) { return market.put_model(model->shape()); });
                                 if (!put) log_(put.error().message);
                               },
                           .vanished =
@@ -90,7 +97,7 @@ Status Hub::start() {
                }});
 
   read_bans();
-  struct stat info {};
+  struct stat info{};
   if (::stat((options_.data_dir / kLifeFile).c_str(), &info) == 0 && unix_now() - info.st_mtim.tv_sec < kLifeFreshS)
     awake_at_ = monotonic_now() + options_.market.heartbeat + options_.market.heartbeat / 2;
   thread_ = std::thread([this] { tidy(); });

@@ -34,7 +34,8 @@ struct HubOptions {
 
 class Hub {
  public:
-  static Result<std::unique_ptr<Hub>> create(HubOptions options, std::unique_ptr<Store> store, std::function<void(const std::string&)> log);
+  static Result<std::unique_ptr<Hub>> create(HubOptions options, std::unique_ptr<Store> store,
+                                             std::function<void(const std::string&)> log);
   ~Hub();
 
   const Router& router() const { return router_; }

@@ -72,7 +72,8 @@ class JsonInput {
         static_cast<double>(static_cast<std::uint64_t>(value.get<double>())) == value.get<double>() &&
         static_cast<std::uint64_t>(value.get<double>()) <= max)
       return static_cast<std::uint64_t>(value.get<double>());
-    if (!value.is_number_integer() || (!value.is_number_unsigned() && value.get<std::int64_t>() < 0) || value.get<std::uint64_t>() > max)
+    if (!value.is_number_integer() || (!value.is_number_unsigned() && value.get<std::int64_t>() < 0) ||
+        value.get<std::uint64_t>() > max)
       return fix_input(std::format("'{}' must be a whole number from 0 to {}.", name, max));
     return value.get<std::uint64_t>();
   }
@@ -82,6 +83,8 @@ class JsonInput {
 };
 
 // The hub's own JSON as text; what came from files and peers may not be UTF-8.
-inline std::string dump(const nlohmann::json& value) { return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace); }
+inline std::string dump(const nlohmann::json& value) {
+  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
 
 }  // namespace kvasir::hub

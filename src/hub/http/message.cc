@@ -15,11 +15,13 @@ Result<std::string> decode(std::string_view text) {
     char c = text[i];
     if (c == '%') {
       const auto byte = from_hex(text.substr(i + 1, 2));
-      if (!byte || byte->size() != 1) return fix_input("the address has a '%' that is not followed by two hexadecimal digits.");
+      if (!byte || byte->size() != 1)
+        return fix_input("the address has a '%' that is not followed by two hexadecimal digits.");
       c = static_cast<char>((*byte)[0]);
       i += 2;
     }
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) return fix_input("the address has a control character in it.");
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
+      return fix_input("the address has a control character in it.");
     out += c;
   }
   return out;
@@ -57,7 +59,8 @@ Status parse_target(std::string_view target, Request& request) {
   while (true) {
     const std::size_t slash = path.find('/');
     KVASIR_ASSIGN(std::string segment, decode(path.substr(0, slash)));
-    if (segment == "." || segment == ".." || segment.find('/') != std::string::npos || segment.find('\\') != std::string::npos)
+    if (segment == "." || segment == ".." || segment.find('/') != std::string::npos ||
+        segment.find('\\') != std::string::npos)
       return fix_input("the address has a path in it that leads elsewhere.");
     request.path.push_back(std::move(segment));
     if (slash == std::string_view::npos) break;
@@ -72,9 +75,11 @@ Status parse_target(std::string_view target, Request& request) {
     if (pair.empty()) continue;
     const std::size_t equals = pair.find('=');
     KVASIR_ASSIGN(std::string name, decode(pair.substr(0, equals)));
-    KVASIR_ASSIGN(std::string value, decode(equals == std::string_view::npos ? std::string_view() : pair.substr(equals + 1)));
+    KVASIR_ASSIGN(std::string value,
+                  decode(equals == std::string_view::npos ? std::string_view() : pair.substr(equals + 1)));
     if (request.query.size() >= kQueryParametersMax) return fix_input("the address has too many parameters.");
-    if (!request.query.emplace(name, std::move(value)).second) return fix_input(std::format("the parameter '{}' is given twice.", name));
+    if (!request.query.emplace(name, std::move(value)).second)
+      return fix_input(std::format("the parameter '{}' is given twice.", name));
   }
   return {};
 }

@@ -1,8 +1,8 @@
 // kvasir-hub as a process: killed without warning, asked by thousands, and its memory.
 // KVASIR_LONG=1 (the ctest entry hub_process_long sets it) runs the full counts.
 
-#include <gtest/gtest.h>
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/resource.h>
@@ -50,7 +50,10 @@ class HubProcess : public testing::Test {
   // The token alone is on standard output.
   std::string token(const std::string& scope) const {
     const std::string path = top_ / "token";
-    EXPECT_EQ(std::system((program_.string() + " token create --data " + (top_ / "data").string() + " --scope " + scope + " > " + path).c_str()), 0);
+    EXPECT_EQ(std::system((program_.string() + " token create --data " + (top_ / "data").string() + " --scope " +
+                           scope + " > " + path)
+                              .c_str()),
+              0);
     std::ifstream in(path);
     std::string first, second;
     std::getline(in, first);
@@ -62,7 +65,14 @@ class HubProcess : public testing::Test {
   void start_hub() {
     const std::string out = top_ / "url", log = top_ / "log";
     fs::remove(out);
-    std::vector<std::string> words = {program_, "--data", top_ / "data", "--models", top_ / "models", "--listen", std::format("127.0.0.1:{}", port_), "--no-proof"};
+    std::vector<std::string> words = {program_,
+                                      "--data",
+                                      top_ / "data",
+                                      "--models",
+                                      top_ / "models",
+                                      "--listen",
+                                      std::format("127.0.0.1:{}", port_),
+                                      "--no-proof"};
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
@@ -121,7 +131,8 @@ TEST_F(HubProcess, KilledUnderLoadItLosesNothingAcknowledged) {
         clients.emplace_back([&, c] {
           TestClient client(port_);
           for (int i = 0;; ++i) {
-            const json report = {{"report_id", std::format("{}-{}-{}", round, c, i)}, {"entries", {{{"worker_id", "w"}, {"pairs", 1}}}}};
+            const json report = {{"report_id", std::format("{}-{}-{}", round, c, i)},
+                                 {"entries", {{{"worker_id", "w"}, {"pairs", 1}}}}};
             ++round_sent;
             const Reply reply = client.post("/api/contributions", backbone_, report);
             if (reply.status != 200 && reply.status != 429) return;
@@ -129,6 +140,7 @@ TEST_F(HubProcess, KilledUnderLoadItLosesNothingAcknowledged) {
             if (reply.status == 429) std::this_thread::sleep_for(std::chrono::milliseconds(20));
           }
         });
+      for (int i = 0; i < 1000 && round_acknowledged == 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
       std::this_thread::sleep_for(std::chrono::milliseconds(100 + 37 * (round % 7)));
       kill_hub(SIGKILL);
     }
@@ -199,7 +211,8 @@ TEST_F(HubProcess, FiftyDownloadsTakeNoMemory) {
     std::uint64_t slabs = 0;
     for (const auto& layer : model.layers()) slabs += 16 * layer.bytes_per_expert();
     EXPECT_LE(size - slabs, slabs / 100);
-    std::printf("slice of 2 x 16 experts: %.1f MB, slabs %.1f MB\n", static_cast<double>(size) / 1e6, static_cast<double>(slabs) / 1e6);
+    std::printf("slice of 2 x 16 experts: %.1f MB, slabs %.1f MB\n", static_cast<double>(size) / 1e6,
+                static_cast<double>(slabs) / 1e6);
   }
   std::atomic<int> complete = 0;
   {
@@ -208,7 +221,8 @@ TEST_F(HubProcess, FiftyDownloadsTakeNoMemory) {
       downloads.emplace_back([&, i] {
         const std::string count = std::format("{}/count{}", top_.string(), i);
         const std::string command =
-            std::format("curl -sS -f -H 'Authorization: Bearer {}' 'http://127.0.0.1:{}{}' | wc -c > {}", worker_, port_, target, count);
+            std::format("curl -sS -f -H 'Authorization: Bearer {}' 'http://127.0.0.1:{}{}' | wc -c > {}", worker_,
+                        port_, target, count);
         EXPECT_EQ(std::system(command.c_str()), 0);
         std::uint64_t got = 0;
         std::ifstream(count) >> got;

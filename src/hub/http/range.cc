@@ -68,7 +68,8 @@ Response answer_with_body(const Request& request, Body body, std::string_view et
   Response out;
   out.content_type = content_type;
   out.headers = {{"ETag", std::string(etag)}, {"Accept-Ranges", "bytes"}};
-  if (!request.if_none_match.empty() && (request.if_none_match == "*" || request.if_none_match.find(etag) != std::string::npos)) {
+  if (!request.if_none_match.empty() &&
+      (request.if_none_match == "*" || request.if_none_match.find(etag) != std::string::npos)) {
     out.status = 304;
     return out;
   }
@@ -92,7 +93,9 @@ Response answer_with_body(const Request& request, Body body, std::string_view et
   Body part;
   part.owner = body.owner;
   part.check = body.check;
-  const auto content_range = [&](const ByteRange& r) { return std::format("bytes {}-{}/{}", r.begin, r.end - 1, body.size); };
+  const auto content_range = [&](const ByteRange& r) {
+    return std::format("bytes {}-{}/{}", r.begin, r.end - 1, body.size);
+  };
   if (ranges->size() == 1) {
     const ByteRange& r = ranges->front();
     out.headers.emplace_back("Content-Range", content_range(r));
@@ -104,7 +107,8 @@ Response answer_with_body(const Request& request, Body body, std::string_view et
       part.append_memory(std::make_shared<const Bytes>(bytes.begin(), bytes.end()));
     };
     for (const ByteRange& r : *ranges) {
-      append_text(std::format("\r\n--{}\r\nContent-Type: {}\r\nContent-Range: {}\r\n\r\n", boundary, content_type, content_range(r)));
+      append_text(std::format("\r\n--{}\r\nContent-Type: {}\r\nContent-Range: {}\r\n\r\n", boundary, content_type,
+                              content_range(r)));
       part.append_range(body, r.begin, r.end);
     }
     append_text(std::format("\r\n--{}--\r\n", boundary));

@@ -8,7 +8,8 @@ namespace {
 
 using nlohmann::json;
 
-bool fits(std::string_view pattern, const std::vector<std::string>& path, std::map<std::string, std::string, std::less<>>& parameters) {
+bool fits(std::string_view pattern, const std::vector<std::string>& path,
+          std::map<std::string, std::string, std::less<>>& parameters) {
   pattern.remove_prefix(1);
   for (std::size_t i = 0; i < path.size(); ++i) {
     const std::size_t slash = pattern.find('/');
@@ -32,7 +33,8 @@ json schema_of(const json& example) {
   if (example.is_number_integer()) return {{"type", "integer"}};
   if (example.is_number()) return {{"type", "number"}};
   if (example.is_string()) return {{"type", "string"}};
-  if (example.is_array()) return {{"type", "array"}, {"items", example.empty() ? json::object() : schema_of(example.front())}};
+  if (example.is_array())
+    return {{"type", "array"}, {"items", example.empty() ? json::object() : schema_of(example.front())}};
   json properties = json::object();
   for (const auto& [name, value] : example.items()) properties[name] = schema_of(value);
   return {{"type", "object"}, {"properties", properties}};
@@ -70,8 +72,10 @@ json Router::openapi(std::string_view version) const {
                       {"content", {{"application/json", {{"schema", {{"$ref", "#/components/schemas/Error"}}}}}}}};
   json paths = json::object();
   for (const Route& route : routes_) {
-    json operation = {{"summary", route.summary},
-                      {"responses", {{"200", {{"description", "done"}, {"content", content(route.answer_example)}}}, {"default", error}}}};
+    json operation = {
+        {"summary", route.summary},
+        {"responses",
+         {{"200", {{"description", "done"}, {"content", content(route.answer_example)}}}, {"default", error}}}};
     json parameters = json::array();
     for (std::size_t at = route.pattern.find('{'); at != std::string::npos; at = route.pattern.find('{', at + 1))
       parameters.push_back({{"name", route.pattern.substr(at + 1, route.pattern.find('}', at) - at - 1)},
@@ -79,9 +83,14 @@ json Router::openapi(std::string_view version) const {
                             {"required", true},
                             {"schema", {{"type", "string"}}}});
     for (const RouteParameter& p : route.query)
-      parameters.push_back({{"name", p.name}, {"in", "query"}, {"required", p.required}, {"description", p.description}, {"schema", {{"type", "string"}}}});
+      parameters.push_back({{"name", p.name},
+                            {"in", "query"},
+                            {"required", p.required},
+                            {"description", p.description},
+                            {"schema", {{"type", "string"}}}});
     if (!parameters.empty()) operation["parameters"] = parameters;
-    if (!route.body_example.empty()) operation["requestBody"] = {{"required", true}, {"content", content(route.body_example)}};
+    if (!route.body_example.empty())
+      operation["requestBody"] = {{"required", true}, {"content", content(route.body_example)}};
     if (!route.is_public()) {
       json scopes = json::array();
       for (const Scope scope : route.scopes) scopes.push_back(to_string(scope));
@@ -96,7 +105,9 @@ json Router::openapi(std::string_view version) const {
           {"paths", paths},
           {"components",
            {{"securitySchemes", {{"token", {{"type", "http"}, {"scheme", "bearer"}}}}},
-            {"schemas", {{"Error", {{"type", "object"}, {"required", {"error"}}, {"properties", {{"error", {{"type", "string"}}}}}}}}}}}};
+            {"schemas",
+             {{"Error",
+               {{"type", "object"}, {"required", {"error"}}, {"properties", {{"error", {{"type", "string"}}}}}}}}}}}};
 }
 
 }  // namespace kvasir::hub

@@ -17,8 +17,11 @@ bool is_loopback(const Tcp::endpoint& endpoint) { return endpoint.address().is_l
 
 class HttpServer final : public Server {
  public:
-  HttpServer(ServerOptions options, const Router& router, Authenticator& authenticator, std::function<void(const std::string&)> log)
-      : shared_(std::make_shared<Shared>(std::move(options), router, authenticator, std::move(log))), strand_(asio::make_strand(io_)), acceptor_(strand_) {}
+  HttpServer(ServerOptions options, const Router& router, Authenticator& authenticator,
+             std::function<void(const std::string&)> log)
+      : shared_(std::make_shared<Shared>(std::move(options), router, authenticator, std::move(log))),
+        strand_(asio::make_strand(io_)),
+        acceptor_(strand_) {}
 
   ~HttpServer() override { stop(Nanos::zero()); }
 
@@ -37,8 +40,10 @@ class HttpServer final : public Server {
     if (!options.certificate_file.empty()) {
       KVASIR_TRY(load_certificate());
     } else if (!is_loopback(acceptor_.local_endpoint())) {
-      return fix_input(std::format("plain HTTP is for loopback only, and {} is not; give --cert and --key, or listen on 127.0.0.1 behind a proxy.",
-                                   net::format_host_port(options.listen)));
+      return fix_input(
+          std::format("plain HTTP is for loopback only, and {} is not; give --cert and --key, or listen on 127.0.0.1 "
+                      "behind a proxy.",
+                      net::format_host_port(options.listen)));
     }
     return {};
   }
@@ -82,11 +87,16 @@ class HttpServer final : public Server {
     const ServerOptions& options = shared_->options;
     tls_.emplace(asio::ssl::context::tls_server);
     boost::system::error_code error;
-    tls_->set_options(asio::ssl::context::default_workarounds | asio::ssl::context::no_tlsv1 | asio::ssl::context::no_tlsv1_1, error);
+    tls_->set_options(
+        asio::ssl::context::default_workarounds | asio::ssl::context::no_tlsv1 | asio::ssl::context::no_tlsv1_1, error);
     tls_->use_certificate_chain_file(options.certificate_file, error);
-    if (error) return fix_input(std::format("the certificate '{}' cannot be used: {}.", options.certificate_file, error.message()));
+    if (error)
+      return fix_input(
+          std::format("the certificate '{}' cannot be used: {}.", options.certificate_file, error.message()));
     tls_->use_private_key_file(options.key_file, asio::ssl::context::pem, error);
-    if (error) return fix_input(std::format("the key '{}' cannot be used with that certificate: {}.", options.key_file, error.message()));
+    if (error)
+      return fix_input(
+          std::format("the key '{}' cannot be used with that certificate: {}.", options.key_file, error.message()));
     return {};
   }
 
@@ -106,7 +116,9 @@ class HttpServer final : public Server {
       socket.native_non_blocking(true, ignored);
       const std::string address = peer.address().to_string();
       if (tls_) {
-        launch(std::make_shared<Connection<asio::ssl::stream<Tcp::socket>>>(asio::ssl::stream<Tcp::socket>(std::move(socket), *tls_), shared_), address);
+        launch(std::make_shared<Connection<asio::ssl::stream<Tcp::socket>>>(
+                   asio::ssl::stream<Tcp::socket>(std::move(socket), *tls_), shared_),
+               address);
       } else {
         launch(std::make_shared<Connection<Tcp::socket>>(std::move(socket), shared_), address);
       }

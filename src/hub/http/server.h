@@ -53,7 +53,8 @@ class Server {
  public:
   // `router`, `authenticator` and what `log` refers to must outlive the server. No line given
   // to `log` holds a token.
-  static Result<std::unique_ptr<Server>> start(ServerOptions options, const Router& router, Authenticator& authenticator,
+  static Result<std::unique_ptr<Server>> start(ServerOptions options, const Router& router,
+                                               Authenticator& authenticator,
                                                std::function<void(const std::string&)> log);
   virtual ~Server() = default;  // stops at once
 

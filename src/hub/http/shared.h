@@ -24,10 +24,16 @@ class Watched {
   virtual ~Watched() = default;
   virtual void abort() = 0;  // from any thread: closes the socket
 
-  void set_deadline(Nanos from_now) { deadline_.store((monotonic_now() + from_now).time_since_epoch().count(), std::memory_order_relaxed); }
-  bool is_late(TimePoint now) const { return now.time_since_epoch().count() > deadline_.load(std::memory_order_relaxed); }
+  void set_deadline(Nanos from_now) {
+    deadline_.store((monotonic_now() + from_now).time_since_epoch().count(), std::memory_order_relaxed);
+  }
+  bool is_late(TimePoint now) const {
+    return now.time_since_epoch().count() > deadline_.load(std::memory_order_relaxed);
+  }
   // Idle: between requests; may be closed for the sake of others.
-  void set_idle(bool idle) { idle_since_.store(idle ? monotonic_now().time_since_epoch().count() : 0, std::memory_order_relaxed); }
+  void set_idle(bool idle) {
+    idle_since_.store(idle ? monotonic_now().time_since_epoch().count() : 0, std::memory_order_relaxed);
+  }
   std::int64_t idle_since() const { return idle_since_.load(std::memory_order_relaxed); }
 
   std::string address;
@@ -39,7 +45,8 @@ class Watched {
 
 class Shared {
  public:
-  Shared(ServerOptions server_options, const Router& server_router, Authenticator& server_authenticator, std::function<void(const std::string&)> server_log)
+  Shared(ServerOptions server_options, const Router& server_router, Authenticator& server_authenticator,
+         std::function<void(const std::string&)> server_log)
       : options(std::move(server_options)),
         router(server_router),
         authenticator(server_authenticator),
@@ -73,7 +80,8 @@ class Shared {
     const std::lock_guard lock(connections_mutex_);
     const auto neighbours = per_address_.find(connection->address);
     const bool crowded = connections_.size() >= options.connections_max;
-    const bool crowd_of_one = neighbours != per_address_.end() && neighbours->second >= options.connections_per_address_max;
+    const bool crowd_of_one =
+        neighbours != per_address_.end() && neighbours->second >= options.connections_per_address_max;
     if (crowded || crowd_of_one) {
       Watched* oldest = nullptr;
       for (const auto& [raw, each] : connections_)
@@ -122,7 +130,8 @@ class Shared {
 template <typename Work>
 asio::awaitable<std::invoke_result_t<Work>> run_on(asio::thread_pool& pool, Work work) {
   co_return co_await asio::co_spawn(
-      pool, [work = std::move(work)]() mutable -> asio::awaitable<std::invoke_result_t<Work>> { co_return work(); }, asio::use_awaitable);
+      pool, [work = std::move(work)]() mutable -> asio::awaitable<std::invoke_result_t<Work>> { co_return work(); },
+      asio::use_awaitable);
 }
 
 }  // namespace kvasir::hub

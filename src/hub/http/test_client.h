@@ -25,7 +25,9 @@ struct Reply {
   nlohmann::json json() const { return nlohmann::json::parse(body, nullptr, false); }
   std::string error() const {
     const auto value = json();
-    return value.is_object() && value.contains("error") && value["error"].is_string() ? value["error"].get<std::string>() : "";
+    return value.is_object() && value.contains("error") && value["error"].is_string()
+               ? value["error"].get<std::string>()
+               : "";
   }
 };
 
@@ -61,8 +63,8 @@ class TestClient {
     return true;
   }
 
-  static std::string request(std::string_view method, std::string_view target, std::string_view token, std::string_view body = {},
-                             std::string_view extra = {}) {
+  static std::string request(std::string_view method, std::string_view target, std::string_view token,
+                             std::string_view body = {}, std::string_view extra = {}) {
     std::string out = std::format("{} {} HTTP/1.1\r\nHost: hub\r\n{}", method, target, extra);
     if (!token.empty()) out += std::format("Authorization: Bearer {}\r\n", token);
     if (!body.empty() || method == "POST") out += std::format("Content-Length: {}\r\n", body.size());
@@ -89,7 +91,8 @@ class TestClient {
     }
     if (out.status == 100) return receive(head);
     const auto length = out.headers.find("content-length");
-    const std::size_t wanted = head || out.status == 304 || length == out.headers.end() ? 0 : std::stoull(length->second);
+    const std::size_t wanted =
+        head || out.status == 304 || length == out.headers.end() ? 0 : std::stoull(length->second);
     while (rest_.size() < wanted && read_more()) {
     }
     out.complete = rest_.size() >= wanted;

@@ -76,7 +76,8 @@ class TestHub {
   }
 
   void wait_ready() const {
-    for (int i = 0; i < 1000 && !hub->catalogue().find("m")->ready(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    for (int i = 0; i < 1000 && !hub->catalogue().find("m")->ready(); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
     EXPECT_TRUE(hub->catalogue().find("m")->ready());
   }
   TestClient client() const { return TestClient(server->port()); }

@@ -36,7 +36,9 @@ struct Body {
     const std::uint64_t n = bytes->size();
     append({BodyPiece::Kind::kMemory, -1, 0, n, std::move(bytes)});
   }
-  void append_file(int fd, std::uint64_t offset, std::uint64_t n) { append({BodyPiece::Kind::kFile, fd, offset, n, nullptr}); }
+  void append_file(int fd, std::uint64_t offset, std::uint64_t n) {
+    append({BodyPiece::Kind::kFile, fd, offset, n, nullptr});
+  }
   void append_zeros(std::uint64_t n) { append({BodyPiece::Kind::kZeros, -1, 0, n, nullptr}); }
 
   // Appends bytes [begin, end) of another body; they must be inside it.

@@ -13,7 +13,7 @@ namespace {
 constexpr std::string_view kSuffix = ".gguf";
 
 std::optional<FileIdentity> look_at(const fs::path& path) {
-  struct stat info {};
+  struct stat info{};
   if (::stat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
   return identity_of(info);
 }
@@ -28,9 +28,11 @@ std::optional<std::string> model_name_of_file(std::string_view file) {
     name = part->prefix;
   }
   const auto allowed = [](unsigned char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
+           c == '-';
   };
-  if (name.empty() || name[0] == '.' || name.size() > kModelNameBytesMax || !std::ranges::all_of(name, allowed)) return std::nullopt;
+  if (name.empty() || name[0] == '.' || name.size() > kModelNameBytesMax || !std::ranges::all_of(name, allowed))
+    return std::nullopt;
   return name;
 }
 
@@ -48,7 +50,8 @@ Catalogue::~Catalogue() {
 
 Status Catalogue::start() {
   std::error_code error;
-  if (!fs::is_directory(folder_, error)) return fix_input(std::format("'{}' is not a folder; --models names the folder of GGUF files.", folder_.string()));
+  if (!fs::is_directory(folder_, error))
+    return fix_input(std::format("'{}' is not a folder; --models names the folder of GGUF files.", folder_.string()));
   KVASIR_TRY(make_private_folder(cache_folder_));
   scan();
   thread_ = std::thread([this] { work(); });

@@ -15,11 +15,12 @@ struct FileIdentity {
 };
 
 inline FileIdentity identity_of(const struct stat& info) {
-  return {info.st_dev, info.st_ino, static_cast<std::uint64_t>(info.st_size), info.st_mtim.tv_sec * 1'000'000'000 + info.st_mtim.tv_nsec};
+  return {info.st_dev, info.st_ino, static_cast<std::uint64_t>(info.st_size),
+          info.st_mtim.tv_sec * 1'000'000'000 + info.st_mtim.tv_nsec};
 }
 
 inline std::optional<FileIdentity> identity_of(int fd) {
-  struct stat info {};
+  struct stat info{};
   if (::fstat(fd, &info) != 0) return std::nullopt;
   return identity_of(info);
 }

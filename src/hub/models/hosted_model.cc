@@ -33,7 +33,9 @@ class ShortNamedSource final : public gguf::ByteSource {
   ShortNamedSource(std::string name, gguf::SourcePtr source) : name_(std::move(name)), source_(std::move(source)) {}
   const std::string& name() const override { return name_; }
   std::uint64_t size() const override { return source_->size(); }
-  Status read_at(std::uint64_t offset, std::span<std::byte> out) const override { return source_->read_at(offset, out); }
+  Status read_at(std::uint64_t offset, std::span<std::byte> out) const override {
+    return source_->read_at(offset, out);
+  }
   int file_descriptor() const override { return source_->file_descriptor(); }
 
  private:
@@ -43,7 +45,8 @@ class ShortNamedSource final : public gguf::ByteSource {
 
 }  // namespace
 
-Result<std::shared_ptr<HostedModel>> HostedModel::open(const std::filesystem::path& folder, const std::string& file, std::string name) {
+Result<std::shared_ptr<HostedModel>> HostedModel::open(const std::filesystem::path& folder, const std::string& file,
+                                                       std::string name) {
   const gguf::SourceOpener opener = [&folder](const std::string& part) -> Result<gguf::SourcePtr> {
     auto source = gguf::open_file_source((folder / part).string());
     if (!source) return fix_input(std::format("'{}' cannot be opened.", part));
@@ -96,8 +99,9 @@ Status HostedModel::check_unchanged() const {
   for (std::size_t i = 0; i < identity_.size(); ++i) {
     const gguf::GgufFile& part = moe_.files().files()[i];
     if (identity_of(part.source().file_descriptor()) != identity_[i])
-      return retry_later(std::format("the file '{}' of model '{}' was changed while in use; it is being read anew, ask again in a moment.",
-                                     part.name(), name_));
+      return retry_later(std::format(
+          "the file '{}' of model '{}' was changed while in use; it is being read anew, ask again in a moment.",
+          part.name(), name_));
   }
   return {};
 }
@@ -124,7 +128,8 @@ Status HostedModel::compute_hashes(const std::function<bool()>& stop) {
     const gguf::ByteSource& source = moe_.files().files()[tensor.file].source();
     const std::uint64_t begin = tensor.offset + (i - first_hash_[tensor_index]) * tensor.bytes_per_expert;
     for (std::uint64_t at = 0; at < tensor.bytes_per_expert; at += buffer.size()) {
-      const auto part = std::span(buffer).first(static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), tensor.bytes_per_expert - at)));
+      const auto part = std::span(buffer).first(
+          static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), tensor.bytes_per_expert - at)));
       KVASIR_TRY(source.read_at(begin + at, part));
       hash.update(part);
     }
@@ -201,7 +206,8 @@ Result<SliceAnswer> HostedModel::slice(const gguf::SlicePlan& plan) const {
     for (const std::uint32_t slab : slabs) {
       const std::size_t at = first + slab;  // a whole model holds all: rank and id are the same
       if (at >= available)
-        return retry_later(std::format("model '{}' is still being hashed ({} of {} slabs); ask again in a moment.", name_, available, slab_count()));
+        return retry_later(std::format("model '{}' is still being hashed ({} of {} slabs); ask again in a moment.",
+                                       name_, available, slab_count()));
       hashes.push_back(hashes_[at]);
     }
   }
@@ -241,7 +247,8 @@ Result<SliceAnswer> HostedModel::backbone() const {
   for (const Part& part : parts) {
     out.body.append_zeros(part.offset - out.body.size);
     if (part.run != nullptr) {
-      out.body.append_file(moe_.files().files()[part.run->file].source().file_descriptor(), part.run->source_offset, part.run->size);
+      out.body.append_file(moe_.files().files()[part.run->file].source().file_descriptor(), part.run->source_offset,
+                           part.run->size);
     } else {
       out.body.append_memory(std::make_shared<const Bytes>(part.stamp->bytes.begin(), part.stamp->bytes.end()));
     }

@@ -29,7 +29,8 @@ class HostedModel : public std::enable_shared_from_this<HostedModel> {
  public:
   // `file` in `folder`; any other part of a split set lies beside it. Errors name files
   // without the folder, for they are shown to strangers.
-  static Result<std::shared_ptr<HostedModel>> open(const std::filesystem::path& folder, const std::string& file, std::string name);
+  static Result<std::shared_ptr<HostedModel>> open(const std::filesystem::path& folder, const std::string& file,
+                                                   std::string name);
 
   const std::string& name() const { return name_; }
   const gguf::MoeModel& moe() const { return moe_; }

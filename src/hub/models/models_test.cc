@@ -77,7 +77,8 @@ TEST_F(Models, AStreamedSliceIsTheFileThatTheSlicerWrites) {
       const std::uint64_t end = std::min(begin + n, answer->body.size);
       Body part;
       part.append_range(answer->body, begin, end);
-      ASSERT_EQ(read(part), Bytes(expected.begin() + static_cast<std::ptrdiff_t>(begin), expected.begin() + static_cast<std::ptrdiff_t>(end)));
+      ASSERT_EQ(read(part), Bytes(expected.begin() + static_cast<std::ptrdiff_t>(begin),
+                                  expected.begin() + static_cast<std::ptrdiff_t>(end)));
     }
   // Another plan has another tag, the same has the same.
   EXPECT_EQ(model->slice(plan)->etag, answer->etag);
@@ -92,11 +93,13 @@ TEST_F(Models, HashesAreKeptForTheSameFilesOnly) {
   auto again = open();
   ASSERT_TRUE(again->load_hashes(cache));
   EXPECT_TRUE(again->ready());
-  EXPECT_TRUE(std::ranges::equal(again->slab_hashes(again->moe().layers()[0].tensors[0]), model->slab_hashes(model->moe().layers()[0].tensors[0])));
+  EXPECT_TRUE(std::ranges::equal(again->slab_hashes(again->moe().layers()[0].tensors[0]),
+                                 model->slab_hashes(model->moe().layers()[0].tensors[0])));
   // A flipped byte in the cache, or another file, and it is of no use.
   Bytes bytes = file_bytes(cache);
   bytes[bytes.size() / 2] ^= std::byte{1};
-  std::ofstream(cache, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  std::ofstream(cache, std::ios::binary)
+      .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   EXPECT_FALSE(open()->load_hashes(cache));
   ASSERT_TRUE(model->save_hashes(cache));
   synth("m.gguf", 2);
@@ -140,7 +143,8 @@ TEST_F(Models, ASliceProvesAsTheModelDoes) {
   EXPECT_EQ(bytes, model->shape().proof_bytes[1]);
   for (std::uint32_t expert : {2u, 5u, 6u})
     for (std::uint64_t offset : {std::uint64_t{0}, bytes / 3, bytes - 100}) {
-      const auto expected = hash_span(model->moe(), 1, expert, offset, 100, "nonce"), got = hash_span(slice, 1, expert, offset, 100, "nonce");
+      const auto expected = hash_span(model->moe(), 1, expert, offset, 100, "nonce"),
+                 got = hash_span(slice, 1, expert, offset, 100, "nonce");
       ASSERT_TRUE(expected && got);
       EXPECT_EQ(*expected, *got);
       EXPECT_NE(*hash_span(slice, 1, expert, offset, 100, "other"), *got);
@@ -189,7 +193,8 @@ TEST_F(Models, TheCatalogueFollowsTheFolder) {
 TEST(ModelNames, OnlyPlainNamesOfFirstParts) {
   EXPECT_EQ(model_name_of_file("Qwen3.5-122B.gguf"), "Qwen3.5-122B");
   EXPECT_EQ(model_name_of_file("big-00001-of-00003.gguf"), "big");
-  for (const char* file : {"big-00002-of-00003.gguf", ".gguf", ".hidden.gguf", "a b.gguf", "model.bin", "a/b.gguf", "..gguf"})
+  for (const char* file :
+       {"big-00002-of-00003.gguf", ".gguf", ".hidden.gguf", "a b.gguf", "model.bin", "a/b.gguf", "..gguf"})
     EXPECT_EQ(model_name_of_file(file), std::nullopt) << file;
 }
 

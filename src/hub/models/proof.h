@@ -21,7 +21,7 @@ const gguf::LayerExperts* leading_group(const gguf::MoeModel& model, std::uint32
 std::uint64_t proof_bytes(const gguf::LayerExperts& layer);
 
 // kFixInput if the model does not hold that expert, or the span is not inside its bytes.
-Result<gguf::Hash> hash_span(const gguf::MoeModel& model, std::uint32_t layer, std::uint32_t expert, std::uint64_t offset,
-                             std::uint64_t length, std::string_view nonce);
+Result<gguf::Hash> hash_span(const gguf::MoeModel& model, std::uint32_t layer, std::uint32_t expert,
+                             std::uint64_t offset, std::uint64_t length, std::string_view nonce);
 
 }  // namespace kvasir::hub

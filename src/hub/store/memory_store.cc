@@ -34,7 +34,9 @@ class MemoryStore final : public Store {
   }
   Result<std::optional<KeyRecord>> find_key(std::string_view public_key) override { return find(keys_, public_key); }
   Result<std::vector<KeyRecord>> list_keys() override { return values(keys_); }
-  Result<bool> revoke_key(std::string_view public_key, UnixSeconds now) override { return revoke(keys_, public_key, now); }
+  Result<bool> revoke_key(std::string_view public_key, UnixSeconds now) override {
+    return revoke(keys_, public_key, now);
+  }
 
   Result<std::string> claim_worker(std::string_view worker_id, std::string_view owner, UnixSeconds) override {
     const std::lock_guard lock(mutex_);
@@ -55,11 +57,13 @@ class MemoryStore final : public Store {
   }
   Result<std::vector<BanRecord>> list_bans() override { return values(bans_); }
 
-  Result<bool> add_contributions(const std::vector<Contribution>& entries, std::string_view report_id, UnixSeconds now) override {
+  Result<bool> add_contributions(const std::vector<Contribution>& entries, std::string_view report_id,
+                                 UnixSeconds now) override {
     const std::lock_guard lock(mutex_);
     if (!report_id.empty() && !reports_.emplace(report_id, now).second) return false;
     for (const Contribution& entry : entries) {
-      Contribution& sum = ledger_.try_emplace({entry.day, entry.worker_id, entry.reporter, entry.side}, Contribution{}).first->second;
+      Contribution& sum =
+          ledger_.try_emplace({entry.day, entry.worker_id, entry.reporter, entry.side}, Contribution{}).first->second;
       const Contribution before = sum;
       sum = entry;
       sum.pairs += before.pairs;

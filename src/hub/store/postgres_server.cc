@@ -55,7 +55,10 @@ class Server final : public PostgresServer {
   const std::string& url() const override { return url_; }
 
   Status make() {
-    KVASIR_ASSIGN(const pid_t pid, spawn(as_postgres({bin_ / "initdb", "-D", data(), "-U", "postgres", "-A", "trust", "-N", "--no-locale"}), log()));
+    KVASIR_ASSIGN(
+        const pid_t pid,
+        spawn(as_postgres({bin_ / "initdb", "-D", data(), "-U", "postgres", "-A", "trust", "-N", "--no-locale"}),
+              log()));
     if (wait_for(pid) != 0) return fatal(std::format("initdb failed; see '{}'.", log().string()));
     return run();
   }
@@ -72,13 +75,16 @@ class Server final : public PostgresServer {
   // The server refuses to run as root; its package has made a user for it.
   static std::vector<std::string> as_postgres(std::vector<std::string> command) {
     if (::geteuid() != 0) return command;
-    std::vector<std::string> out = {"setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", "--pdeathsig=INT"};
+    std::vector<std::string> out = {"setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups",
+                                    "--pdeathsig=INT"};
     out.insert(out.end(), command.begin(), command.end());
     return out;
   }
 
   Status run() {
-    KVASIR_ASSIGN(pid_, spawn(as_postgres({bin_ / "postgres", "-D", data(), "-k", folder_, "-c", "listen_addresses=", "-c", "fsync=off"}), log()));
+    KVASIR_ASSIGN(pid_, spawn(as_postgres({bin_ / "postgres", "-D", data(), "-k", folder_, "-c",
+                                           "listen_addresses=", "-c", "fsync=off"}),
+                              log()));
     for (int i = 0; i < 300; ++i) {
       KVASIR_ASSIGN(const pid_t probe, spawn({bin_ / "pg_isready", "-q", "-h", folder_, "-U", "postgres"}, log()));
       if (wait_for(probe) == 0) return {};

@@ -95,7 +95,8 @@ class PostgresConnection final : public SqlConnection {
       for (const auto& field : row) {
         if (field.is_null()) {
           out.emplace_back();
-        } else if (result.column_type(field.column_number()) == kInt8 || result.column_type(field.column_number()) == kInt4) {
+        } else if (result.column_type(field.column_number()) == kInt8 ||
+                   result.column_type(field.column_number()) == kInt4) {
           out.emplace_back(field.as<std::int64_t>());
         } else {
           out.emplace_back(field.as<std::string>());

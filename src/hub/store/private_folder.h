@@ -18,7 +18,8 @@ inline Status make_private_folder(const std::filesystem::path& path) {
   if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), error);
   if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
     return fix_input(std::format("cannot make the folder '{}': {}; choose another.", path.string(), errno_text(errno)));
-  if (!std::filesystem::is_directory(path, error)) return fix_input(std::format("'{}' is not a folder; choose another.", path.string()));
+  if (!std::filesystem::is_directory(path, error))
+    return fix_input(std::format("'{}' is not a folder; choose another.", path.string()));
   return {};
 }
 

@@ -13,12 +13,15 @@ const std::vector<std::vector<const char*>> kMigrations = {
     {
         "CREATE TABLE tokens (id TEXT PRIMARY KEY, secret_hash TEXT NOT NULL, scope TEXT NOT NULL, note TEXT NOT NULL, "
         "created BIGINT NOT NULL, expires BIGINT, revoked BIGINT, position BIGINT NOT NULL)",
-        "CREATE TABLE keys (public_key TEXT PRIMARY KEY, scope TEXT NOT NULL, note TEXT NOT NULL, created BIGINT NOT NULL, "
+        "CREATE TABLE keys (public_key TEXT PRIMARY KEY, scope TEXT NOT NULL, note TEXT NOT NULL, created BIGINT NOT "
+        "NULL, "
         "revoked BIGINT)",
         "CREATE TABLE workers (worker_id TEXT PRIMARY KEY, owner TEXT NOT NULL, first_seen BIGINT NOT NULL)",
         "CREATE TABLE bans (worker_id TEXT PRIMARY KEY, reason TEXT NOT NULL, created BIGINT NOT NULL)",
-        "CREATE TABLE contributions (day BIGINT NOT NULL, worker_id TEXT NOT NULL, reporter TEXT NOT NULL, side TEXT NOT NULL, "
-        "pairs BIGINT NOT NULL, row_count BIGINT NOT NULL, bytes BIGINT NOT NULL, PRIMARY KEY (day, worker_id, reporter, side))",
+        "CREATE TABLE contributions (day BIGINT NOT NULL, worker_id TEXT NOT NULL, reporter TEXT NOT NULL, side TEXT "
+        "NOT NULL, "
+        "pairs BIGINT NOT NULL, row_count BIGINT NOT NULL, bytes BIGINT NOT NULL, PRIMARY KEY (day, worker_id, "
+        "reporter, side))",
         "CREATE TABLE reports (report_id TEXT PRIMARY KEY, received BIGINT NOT NULL)",
     },
 };
@@ -49,7 +52,8 @@ class SqlStore final : public Store {
       KVASIR_ASSIGN(const auto rows, run("SELECT COALESCE(MAX(version), 0) FROM schema_version", {}));
       const auto version = static_cast<std::size_t>(integer(rows.at(0).at(0)));
       if (version > kMigrations.size())
-        return fix_input(std::format("the database is of version {}, this program knows {}; use a newer kvasir-hub.", version, kMigrations.size()));
+        return fix_input(std::format("the database is of version {}, this program knows {}; use a newer kvasir-hub.",
+                                     version, kMigrations.size()));
       for (std::size_t i = version; i < kMigrations.size(); ++i) {
         for (const char* statement : kMigrations[i]) KVASIR_TRY(run(statement, {}));
         KVASIR_TRY(run("INSERT INTO schema_version VALUES ($1)", {static_cast<std::int64_t>(i + 1)}));
@@ -61,8 +65,10 @@ class SqlStore final : public Store {
   Status put_token(const TokenRecord& t) override {
     const std::lock_guard lock(mutex_);
     return connection_->transaction([&]() -> Status {
-      KVASIR_TRY(run("INSERT INTO tokens VALUES ($1, $2, $3, $4, $5, $6, $7, (SELECT COALESCE(MAX(position), 0) + 1 FROM tokens))",
-                     {t.id, t.secret_hash, value_of(to_string(t.scope)), t.note, t.created, value_of(t.expires), value_of(t.revoked)}));
+      KVASIR_TRY(run(
+          "INSERT INTO tokens VALUES ($1, $2, $3, $4, $5, $6, $7, (SELECT COALESCE(MAX(position), 0) + 1 FROM tokens))",
+          {t.id, t.secret_hash, value_of(to_string(t.scope)), t.note, t.created, value_of(t.expires),
+           value_of(t.revoked)}));
       return {};
     });
   }
@@ -85,9 +91,10 @@ class SqlStore final : public Store {
 
   Status put_key(const KeyRecord& k) override {
     const std::lock_guard lock(mutex_);
-    KVASIR_TRY(run("INSERT INTO keys VALUES ($1, $2, $3, $4, $5) ON CONFLICT (public_key) DO UPDATE SET scope = excluded.scope, "
-                   "note = excluded.note, created = excluded.created, revoked = excluded.revoked",
-                   {k.public_key, value_of(to_string(k.scope)), k.note, k.created, value_of(k.revoked)}));
+    KVASIR_TRY(run(
+        "INSERT INTO keys VALUES ($1, $2, $3, $4, $5) ON CONFLICT (public_key) DO UPDATE SET scope = excluded.scope, "
+        "note = excluded.note, created = excluded.created, revoked = excluded.revoked",
+        {k.public_key, value_of(to_string(k.scope)), k.note, k.created, value_of(k.revoked)}));
     return {};
   }
   Result<std::optional<KeyRecord>> find_key(std::string_view public_key) override {
@@ -104,21 +111,24 @@ class SqlStore final : public Store {
     return out;
   }
   Result<bool> revoke_key(std::string_view public_key, UnixSeconds now) override {
-    return changed("UPDATE keys SET revoked = COALESCE(revoked, $2) WHERE public_key = $1 RETURNING public_key", {value_of(public_key), now});
+    return changed("UPDATE keys SET revoked = COALESCE(revoked, $2) WHERE public_key = $1 RETURNING public_key",
+                   {value_of(public_key), now});
   }
 
   Result<std::string> claim_worker(std::string_view worker_id, std::string_view owner, UnixSeconds now) override {
     const std::lock_guard lock(mutex_);
-    KVASIR_TRY(run("INSERT INTO workers VALUES ($1, $2, $3) ON CONFLICT (worker_id) DO NOTHING", {value_of(worker_id), value_of(owner), now}));
+    KVASIR_TRY(run("INSERT INTO workers VALUES ($1, $2, $3) ON CONFLICT (worker_id) DO NOTHING",
+                   {value_of(worker_id), value_of(owner), now}));
     KVASIR_ASSIGN(const auto rows, run("SELECT owner FROM workers WHERE worker_id = $1", {value_of(worker_id)}));
     return rows.empty() ? std::string(owner) : text(rows[0][0]);
   }
 
   Status put_ban(const BanRecord& ban) override {
     const std::lock_guard lock(mutex_);
-    KVASIR_TRY(run("INSERT INTO bans VALUES ($1, $2, $3) ON CONFLICT (worker_id) DO UPDATE SET reason = excluded.reason, "
-                   "created = excluded.created",
-                   {ban.worker_id, ban.reason, ban.created}));
+    KVASIR_TRY(
+        run("INSERT INTO bans VALUES ($1, $2, $3) ON CONFLICT (worker_id) DO UPDATE SET reason = excluded.reason, "
+            "created = excluded.created",
+            {ban.worker_id, ban.reason, ban.created}));
     return {};
   }
   Result<bool> remove_ban(std::string_view worker_id) override {
@@ -132,21 +142,25 @@ class SqlStore final : public Store {
     return out;
   }
 
-  Result<bool> add_contributions(const std::vector<Contribution>& entries, std::string_view report_id, UnixSeconds now) override {
+  Result<bool> add_contributions(const std::vector<Contribution>& entries, std::string_view report_id,
+                                 UnixSeconds now) override {
     const std::lock_guard lock(mutex_);
     bool fresh = true;
     const Status added = connection_->transaction([&]() -> Status {
       if (!report_id.empty()) {
-        KVASIR_ASSIGN(const auto rows, run("INSERT INTO reports VALUES ($1, $2) ON CONFLICT (report_id) DO NOTHING RETURNING report_id",
-                                           {value_of(report_id), now}));
+        KVASIR_ASSIGN(const auto rows,
+                      run("INSERT INTO reports VALUES ($1, $2) ON CONFLICT (report_id) DO NOTHING RETURNING report_id",
+                          {value_of(report_id), now}));
         fresh = !rows.empty();
         if (!fresh) return {};
       }
       for (const Contribution& c : entries)
-        KVASIR_TRY(run("INSERT INTO contributions VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (day, worker_id, reporter, side) "
-                       "DO UPDATE SET pairs = contributions.pairs + excluded.pairs, row_count = contributions.row_count + "
-                       "excluded.row_count, bytes = contributions.bytes + excluded.bytes",
-                       {c.day, c.worker_id, c.reporter, value_of(to_string(c.side)), c.pairs, c.rows, c.bytes}));
+        KVASIR_TRY(
+            run("INSERT INTO contributions VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (day, worker_id, reporter, "
+                "side) "
+                "DO UPDATE SET pairs = contributions.pairs + excluded.pairs, row_count = contributions.row_count + "
+                "excluded.row_count, bytes = contributions.bytes + excluded.bytes",
+                {c.day, c.worker_id, c.reporter, value_of(to_string(c.side)), c.pairs, c.rows, c.bytes}));
       return {};
     });
     KVASIR_TRY(added);
@@ -154,13 +168,15 @@ class SqlStore final : public Store {
   }
   Result<std::vector<Contribution>> contributions(std::int64_t from, std::int64_t to) override {
     const std::lock_guard lock(mutex_);
-    KVASIR_ASSIGN(const auto rows, run("SELECT day, worker_id, reporter, side, pairs, row_count, bytes FROM contributions "
-                                       "WHERE day BETWEEN $1 AND $2 ORDER BY day, worker_id, reporter, side",
-                                       {from, to}));
+    KVASIR_ASSIGN(const auto rows,
+                  run("SELECT day, worker_id, reporter, side, pairs, row_count, bytes FROM contributions "
+                      "WHERE day BETWEEN $1 AND $2 ORDER BY day, worker_id, reporter, side",
+                      {from, to}));
     std::vector<Contribution> out;
     for (const SqlRow& r : rows)
-      out.push_back({integer(r[0]), text(r[1]), text(r[2]), text(r[3]) == to_string(Side::kWorker) ? Side::kWorker : Side::kBackbone,
-                     integer(r[4]), integer(r[5]), integer(r[6])});
+      out.push_back({integer(r[0]), text(r[1]), text(r[2]),
+                     text(r[3]) == to_string(Side::kWorker) ? Side::kWorker : Side::kBackbone, integer(r[4]),
+                     integer(r[5]), integer(r[6])});
     return out;
   }
 
@@ -175,10 +191,13 @@ class SqlStore final : public Store {
   }
 
  private:
-  static constexpr std::string_view kSelectToken = "SELECT id, secret_hash, scope, note, created, expires, revoked FROM tokens";
+  static constexpr std::string_view kSelectToken =
+      "SELECT id, secret_hash, scope, note, created, expires, revoked FROM tokens";
   static constexpr std::string_view kSelectKey = "SELECT public_key, scope, note, created, revoked FROM keys";
 
-  Result<std::vector<SqlRow>> run(std::string_view statement, const SqlRow& values) { return connection_->run(statement, values); }
+  Result<std::vector<SqlRow>> run(std::string_view statement, const SqlRow& values) {
+    return connection_->run(statement, values);
+  }
   Result<bool> changed(std::string_view statement, const SqlRow& values) {
     const std::lock_guard lock(mutex_);
     KVASIR_ASSIGN(const auto rows, run(statement, values));
@@ -187,7 +206,8 @@ class SqlStore final : public Store {
   // A scope this version does not know gives no rights: the record reads as revoked.
   static TokenRecord to_token(const SqlRow& row) {
     const auto scope = parse_scope(text(row[2]));
-    TokenRecord out{text(row[0]), text(row[1]), scope.value_or(Scope::kWorker), text(row[3]), integer(row[4]), maybe(row[5]), maybe(row[6])};
+    TokenRecord out{text(row[0]),  text(row[1]), scope.value_or(Scope::kWorker), text(row[3]), integer(row[4]),
+                    maybe(row[5]), maybe(row[6])};
     if (!scope) out.revoked = 0;
     return out;
   }

@@ -25,7 +25,8 @@ using Statement = std::unique_ptr<sqlite3_stmt, FinalizeStatement>;
 
 class SqliteConnection final : public SqlConnection {
  public:
-  SqliteConnection(std::unique_ptr<sqlite3, CloseDatabase> db, std::string path) : db_(std::move(db)), path_(std::move(path)) {}
+  SqliteConnection(std::unique_ptr<sqlite3, CloseDatabase> db, std::string path)
+      : db_(std::move(db)), path_(std::move(path)) {}
 
   Result<std::vector<SqlRow>> run(std::string_view text, const SqlRow& values) override {
     KVASIR_ASSIGN(sqlite3_stmt* const statement, prepared(text));
@@ -42,7 +43,8 @@ class SqliteConnection final : public SqlConnection {
       if (const auto* number = std::get_if<std::int64_t>(&values[i])) {
         code = sqlite3_bind_int64(statement, index, *number);
       } else if (const auto* characters = std::get_if<std::string>(&values[i])) {
-        code = sqlite3_bind_text64(statement, index, characters->data(), characters->size(), SQLITE_TRANSIENT, SQLITE_UTF8);
+        code = sqlite3_bind_text64(statement, index, characters->data(), characters->size(), SQLITE_TRANSIENT,
+                                   SQLITE_UTF8);
       }
       if (code != SQLITE_OK) return failed();
     }
@@ -56,7 +58,9 @@ class SqliteConnection final : public SqlConnection {
           case SQLITE_INTEGER: row.emplace_back(std::int64_t{sqlite3_column_int64(statement, c)}); break;
           default: {
             const auto* bytes = static_cast<const char*>(sqlite3_column_blob(statement, c));  // null if empty
-            row.emplace_back(bytes == nullptr ? std::string() : std::string(bytes, static_cast<std::size_t>(sqlite3_column_bytes(statement, c))));
+            row.emplace_back(bytes == nullptr
+                                 ? std::string()
+                                 : std::string(bytes, static_cast<std::size_t>(sqlite3_column_bytes(statement, c))));
           }
         }
       }
@@ -93,7 +97,8 @@ class SqliteConnection final : public SqlConnection {
     const auto found = statements_.find(std::string(text));
     if (found != statements_.end()) return found->second.get();
     sqlite3_stmt* raw = nullptr;
-    if (sqlite3_prepare_v3(db_.get(), text.data(), static_cast<int>(text.size()), SQLITE_PREPARE_PERSISTENT, &raw, nullptr) != SQLITE_OK)
+    if (sqlite3_prepare_v3(db_.get(), text.data(), static_cast<int>(text.size()), SQLITE_PREPARE_PERSISTENT, &raw,
+                           nullptr) != SQLITE_OK)
       return failed();
     return statements_.emplace(std::string(text), Statement(raw)).first->second.get();
   }

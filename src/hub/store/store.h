@@ -90,7 +90,8 @@ class Store {
 
   // Adds to the sums of (day, worker, reporter, side), all or nothing. A report with an id
   // that was seen before changes nothing and gives false, so that senders may repeat it.
-  virtual Result<bool> add_contributions(const std::vector<Contribution>& entries, std::string_view report_id, UnixSeconds now) = 0;
+  virtual Result<bool> add_contributions(const std::vector<Contribution>& entries, std::string_view report_id,
+                                         UnixSeconds now) = 0;
   // Days from `from` to `to`, both included, ordered by day, worker, reporter, side.
   virtual Result<std::vector<Contribution>> contributions(std::int64_t from, std::int64_t to) = 0;
 

@@ -56,7 +56,8 @@ class PostgresBackend final : public Backend {
     const std::string name = "t" + std::to_string(++n);
     const std::string host = postgres().url().substr(postgres().url().find('?'));
     const std::string socket = host.substr(6, host.find('&') - 6);
-    EXPECT_EQ(std::system(("psql -q -h " + socket + " -U postgres -c 'CREATE DATABASE " + name + "' postgres").c_str()), 0);
+    EXPECT_EQ(std::system(("psql -q -h " + socket + " -U postgres -c 'CREATE DATABASE " + name + "' postgres").c_str()),
+              0);
     url_ = "postgresql:///" + name + host;
   }
   Result<std::unique_ptr<Store>> open() override { return open_postgres_store(url_); }
@@ -86,7 +87,12 @@ class StoreContract : public testing::TestWithParam<std::pair<const char*, MakeB
 };
 
 TokenRecord token(std::string id, std::optional<UnixSeconds> expires = std::nullopt) {
-  return {.id = std::move(id), .secret_hash = std::string(64, 'a'), .scope = Scope::kBackbone, .note = "O'Brien's; DROP TABLE tokens --", .created = 1000, .expires = expires};
+  return {.id = std::move(id),
+          .secret_hash = std::string(64, 'a'),
+          .scope = Scope::kBackbone,
+          .note = "O'Brien's; DROP TABLE tokens --",
+          .created = 1000,
+          .expires = expires};
 }
 
 TEST_P(StoreContract, TokensAreKeptListedAndRevokedOnce) {
@@ -170,7 +176,8 @@ TEST_P(StoreContract, ServesManyThreads) {
     for (int t = 0; t < 4; ++t)
       threads.emplace_back([&, t] {
         for (int i = 0; i < 25; ++i) {
-          const auto added = store_->add_contributions({{1, "w", "t", Side::kWorker, 1, 1, 1}}, std::to_string(t) + "-" + std::to_string(i), 1);
+          const auto added = store_->add_contributions({{1, "w", "t", Side::kWorker, 1, 1, 1}},
+                                                       std::to_string(t) + "-" + std::to_string(i), 1);
           if (!added || !*added) ++failures;
         }
       });
@@ -182,14 +189,15 @@ TEST_P(StoreContract, ServesManyThreads) {
 INSTANTIATE_TEST_SUITE_P(Stores, StoreContract,
                          testing::Values(std::pair<const char*, MakeBackend>("Memory", make_backend<MemoryBackend>),
                                          std::pair<const char*, MakeBackend>("Sqlite", make_backend<SqliteBackend>),
-                                         std::pair<const char*, MakeBackend>("Postgres", make_backend<PostgresBackend>)),
+                                         std::pair<const char*, MakeBackend>("Postgres",
+                                                                             make_backend<PostgresBackend>)),
                          [](const auto& param_info) { return std::string(param_info.param.first); });
 
 TEST(SqliteStore, FilesAreTheOwnersOnly) {
   SqliteBackend backend;
   const auto store = *backend.open();
   ASSERT_TRUE(store->put_token(token("a")));
-  struct stat info {};
+  struct stat info{};
   ASSERT_EQ(::stat((backend.folder_ / "data").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0700u);
   for (const char* name : {"hub.db", "hub.db-wal", "hub.db-shm"}) {
