@@ -1,0 +1,17 @@
+# Cross-building for 64-bit ARM Linux with Debian's compiler and an arm64 Debian testing sysroot
+# (KVASIR_SYSROOT, made by ./dev arm64). Programs built so run under qemu-aarch64 -L SYSROOT.
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR aarch64)
+set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
+set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
+set(CMAKE_LIBRARY_ARCHITECTURE aarch64-linux-gnu)
+
+list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES KVASIR_SYSROOT)
+set(CMAKE_SYSROOT ${KVASIR_SYSROOT})
+set(CMAKE_FIND_ROOT_PATH ${KVASIR_SYSROOT})
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
+set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
+set(ENV{PKG_CONFIG_SYSROOT_DIR} ${KVASIR_SYSROOT})
+set(ENV{PKG_CONFIG_LIBDIR} ${KVASIR_SYSROOT}/usr/lib/aarch64-linux-gnu/pkgconfig:${KVASIR_SYSROOT}/usr/share/pkgconfig)
