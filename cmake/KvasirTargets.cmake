@@ -74,13 +74,14 @@ function(kvasir_fuzz name source)
   endif()
 endfunction()
 
-# kvasir_system_test(NAME [TIMEOUT s] [LABELS…]): test/NAME.py, one ctest entry. Real processes
-# take the machine for themselves: two at once would only time each other.
+# kvasir_system_test(NAME [TIMEOUT s] [LABELS…] [LONG]): test/NAME.py, one ctest entry. Real processes
+# take the machine for themselves: two at once would only time each other. LONG: a second entry, label
+# `long`, with KVASIR_LONG=1, which runs the cases that take minutes.
 function(kvasir_system_test name)
   if(NOT BUILD_TESTING)
     return()
   endif()
-  cmake_parse_arguments(arg "" "TIMEOUT" "LABELS" ${ARGN})
+  cmake_parse_arguments(arg "LONG" "TIMEOUT" "LABELS" ${ARGN})
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 600)
@@ -88,4 +89,9 @@ function(kvasir_system_test name)
   add_test(NAME system_${name} COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/${name}.py)
   set_tests_properties(system_${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "system;${arg_LABELS}" PROCESSORS 2 RESOURCE_LOCK machine
     ENVIRONMENT "KVASIR_SOURCE_DIR=${CMAKE_SOURCE_DIR};KVASIR_BUILD_DIR=${CMAKE_BINARY_DIR}")
+  if(arg_LONG)
+    add_test(NAME system_${name}_long COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/${name}.py)
+    set_tests_properties(system_${name}_long PROPERTIES TIMEOUT 3600 LABELS "system;long" PROCESSORS 2 RESOURCE_LOCK machine
+      ENVIRONMENT "KVASIR_LONG=1;KVASIR_SOURCE_DIR=${CMAKE_SOURCE_DIR};KVASIR_BUILD_DIR=${CMAKE_BINARY_DIR}")
+  endif()
 endfunction()

@@ -50,10 +50,10 @@ class HubProcess : public testing::Test {
   // The token alone is on standard output.
   std::string token(const std::string& scope) const {
     const std::string path = top_ / "token";
-    EXPECT_EQ(std::system((program_.string() + " token create --data " + (top_ / "data").string() + " --scope " +
-                           scope + " > " + path)
-                              .c_str()),
-              0);
+    // Quoted: the build folder's path may have spaces.
+    const std::string command = std::format("'{}' token create --data '{}' --scope {} > '{}'", program_.string(),
+                                            (top_ / "data").string(), scope, path);
+    EXPECT_EQ(std::system(command.c_str()), 0) << command;
     std::ifstream in(path);
     std::string first, second;
     std::getline(in, first);
