@@ -148,8 +148,9 @@ TEST_F(HubProcess, KilledUnderLoadItLosesNothingAcknowledged) {
     sent += round_sent;
     ASSERT_GT(round_acknowledged, 0) << log_text();
   }
-    const std::string check = std::format("'{}' check --data '{}' > /dev/null", program_.string(), (top_ / "data").string());
-    ASSERT_EQ(std::system(check.c_str()), 0) << check << " after " << log_text();
+  const std::string check =
+      std::format("'{}' check --data '{}' > /dev/null", program_.string(), (top_ / "data").string());
+  ASSERT_EQ(std::system(check.c_str()), 0) << check << " after " << log_text();
   start_hub();
   TestClient client(port_);
   std::int64_t kept = 0;
