@@ -32,12 +32,17 @@ struct WorkerAddress {
   std::string host;
   std::uint16_t port = 0;
   std::string fingerprint;  // pinned certificate, hex SHA-256; empty: none given
+  std::string id{};         // who it is, whatever its address; empty: nobody says
+  std::string token{};      // shown to this worker instead of Options::token
+  friend bool operator==(const WorkerAddress&, const WorkerAddress&) = default;
 };
 // "host:port[#fingerprint],…"
 Result<std::vector<WorkerAddress>> parse_workers(std::string_view text);
 
 struct Options {
   std::vector<WorkerAddress> workers;
+  // More may come by set_workers(); the first round then waits for its first call, too.
+  bool workers_follow = false;
   std::string token;
   LocalPolicy local = LocalPolicy::kFallback;
   wire::Numerics numerics = wire::Numerics::kExact;
@@ -77,6 +82,21 @@ struct Stats {
   std::uint64_t reconnects = 0;
   std::uint64_t round_ns_sum = 0;      // wall time inside rounds
   std::uint64_t workers_up = 0;        // gauge
+  std::uint64_t rounds_busy = 0;       // in which a worker had no room, or a long queue
+};
+
+// What one worker answered; pairs and rows of whole answers, bytes of all traffic with it.
+struct Served {
+  std::string id;  // WorkerAddress::id, else host:port
+  std::uint64_t pairs = 0, rows = 0, bytes = 0;
+};
+
+// How often each expert of a layer was picked.
+struct LayerUses {
+  wire::LayerId layer_id{};
+  std::uint32_t layer = 0;
+  wire::ExpertGroup group = wire::ExpertGroup::kExps;
+  std::vector<std::uint64_t> uses;  // by expert
 };
 
 // Wall time of one layer's rounds: bucket i counts rounds of [2^i, 2^(i+1)) nanoseconds.
@@ -135,6 +155,16 @@ class Dispatcher {
   // workers list them, or have failed: their pairs are then computed as if nobody held them.
   virtual void upload_missing(const Layer& layer, const SliceMaker& slices) = 0;
   virtual std::unique_ptr<RoundDriver> make_driver() = 0;
+
+  // The table of workers from now on; only with Options::workers_follow. Those that are left
+  // out finish what they were asked; those at another address, or with another certificate or
+  // token, are connected anew. What cannot be used (more than kWorkersMax, a malformed
+  // fingerprint) is logged and left out. Any thread.
+  virtual void set_workers(std::vector<WorkerAddress> workers) = 0;
+  // Since the last call; only what is not zero. Any thread.
+  virtual std::vector<Served> take_served() = 0;
+  virtual std::vector<LayerUses> take_uses() = 0;
+
   virtual Stats stats() const = 0;
   virtual std::vector<LayerTimes> layer_times() const = 0;
 };

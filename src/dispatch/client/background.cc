@@ -13,20 +13,21 @@ constexpr Nanos kIdleMax = std::chrono::milliseconds(500);
 }  // namespace
 
 Result<std::unique_ptr<Background>> Background::start(Shared& shared) {
-  std::optional<net::TlsContext> tls;
-  std::vector<Control> controls(shared.options.workers.size());
-  for (std::size_t w = 0; w < controls.size(); ++w) {
-    Peer& peer = controls[w].peer;
-    peer.where = shared.options.workers[w];
-    peer.name = shared.names[w];
-    if (peer.where.fingerprint.empty()) continue;
-    KVASIR_ASSIGN(peer.fingerprint, net::parse_fingerprint(peer.where.fingerprint));
-    if (!tls) {
-      KVASIR_ASSIGN(tls, net::TlsContext::client());
+  std::unique_ptr<Background> out(new Background(shared));
+  if (!shared.options.workers_follow) {
+    // A list that a person wrote: what is wrong in it is an error, not a line in the log.
+    for (const WorkerAddress& worker : shared.options.workers) {
+      Peer peer;
+      KVASIR_TRY(out->prepare_peer(worker, peer));
     }
   }
-  std::unique_ptr<Background> out(new Background(shared, std::move(tls)));
-  out->controls_ = std::move(controls);
+  if (!shared.options.workers.empty()) {
+    {
+      const std::lock_guard lock(shared.mutex);
+      shared.wanted = shared.options.workers;
+    }
+    out->sync_table();
+  }
   // Signals are the host program's: its handlers must not run on this thread.
   sigset_t all, before;
   sigfillset(&all);
@@ -55,6 +56,8 @@ void Background::run() {
     now = monotonic_now();
     try {
       sync_drivers(now);
+      release_workers();
+      sync_table();
       for (WorkerIndex w = 0; w < controls_.size(); ++w) step_control(w, now);
       for (Driver& driver : drivers_)
         for (WorkerIndex w = 0; w < controls_.size(); ++w) step_data(driver, w, now);
@@ -71,6 +74,7 @@ TimePoint Background::gather(std::vector<pollfd>& fds, TimePoint now) {
   fds.push_back({.fd = shared_.bell.fd(), .events = POLLIN, .revents = 0});
   for (WorkerIndex w = 0; w < controls_.size(); ++w) {
     const Control& control = controls_[w];
+    if (control.use != Use::kWorker) continue;
     if (control.attempt) {
       fds.push_back({.fd = control.attempt->fd(), .events = control.attempt->wants(), .revents = 0});
     } else if (control.link) {
@@ -113,6 +117,7 @@ void Background::sync_drivers(TimePoint now) {
                                                           Tuning{}.backoff_max);
       data.next_attempt = now + std::max(lost.wait, backoff);
     }
+    for (const WorkerIndex w : driver.port->collect_let_go()) driver.links[w].leaving = false;
   }
 }
 
@@ -126,7 +131,7 @@ void Background::step_data(Driver& driver, WorkerIndex w, TimePoint now) {
   }
   if (!data.attempt) {
     if (data.handed_over || now < data.next_attempt) return;
-    data.attempt = std::make_unique<Handshake>(controls_[w].peer, shared_.hello(), tls(), now);
+    data.attempt = std::make_unique<Handshake>(controls_[w].peer, controls_[w].hello, tls(), now);
   }
   const Handshake::State state = data.attempt->step(now);
   if (state == Handshake::State::kPending) return;

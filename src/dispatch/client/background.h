@@ -1,5 +1,5 @@
-// The thread that knows the workers: one control connection to each (HELLO, HOLDINGS, PING),
-// reconnection with back-off, and the making of data links for every driver.
+// The thread that knows the workers: their table, one control connection to each (HELLO,
+// HOLDINGS, PING), reconnection with back-off, and the making of data links for every driver.
 #pragma once
 
 #include <poll.h>
@@ -30,8 +30,13 @@ class Background {
   ~Background();
 
  private:
+  // A slot of the table: free, of a worker, or of one that was removed and that drivers still
+  // have links to.
+  enum class Use : std::uint8_t { kFree, kWorker, kRemoved };
   struct Control {
+    Use use = Use::kFree;
     Peer peer;
+    wire::Hello hello;
     TimePoint resolve_at{};
     std::unique_ptr<Handshake> attempt;
     std::unique_ptr<Link> link;
@@ -48,6 +53,7 @@ class Background {
   struct DataLink {
     std::unique_ptr<Handshake> attempt;
     bool handed_over = false;
+    bool leaving = false;  // the worker was removed, and the driver may still have the link
     TimePoint handed_at{};
     TimePoint next_attempt{};
     std::uint32_t failures = 0;
@@ -57,8 +63,14 @@ class Background {
     std::vector<DataLink> links;  // by worker
   };
 
-  explicit Background(Shared& shared, std::optional<net::TlsContext> tls) : shared_(shared), tls_(std::move(tls)) {}
+  explicit Background(Shared& shared) : shared_(shared) {}
   void run();
+  // The table (table.cc).
+  void sync_table();
+  void add_worker(const WorkerAddress& where, std::optional<WorkerIndex> before);
+  void remove_worker(WorkerIndex w);
+  void release_workers();
+  Status prepare_peer(const WorkerAddress& where, Peer& peer);
   void sync_drivers(TimePoint now);
   void step_control(WorkerIndex w, TimePoint now);
   void begin_attempt(WorkerIndex w, TimePoint now);
@@ -79,6 +91,7 @@ class Background {
   std::vector<Control> controls_;
   std::vector<Driver> drivers_;
   std::optional<TimePoint> layers_seen_;
+  bool table_full_said_ = false;
   Rng jitter_{0x6b76};
   std::thread thread_;
 };

@@ -7,6 +7,7 @@ namespace kvasir::dispatch {
 
 void Background::step_control(WorkerIndex w, TimePoint now) {
   Control& control = controls_[w];
+  if (control.use != Use::kWorker) return;
   if (control.link) {
     read_control(w, now);
     if (control.link) ping(w, now);
@@ -42,7 +43,7 @@ void Background::begin_attempt(WorkerIndex w, TimePoint now) {
     const std::lock_guard lock(shared_.mutex);
     shared_.fleet.on_connecting(w);
   }
-  control.attempt = std::make_unique<Handshake>(control.peer, shared_.hello(), tls(), now);
+  control.attempt = std::make_unique<Handshake>(control.peer, control.hello, tls(), now);
 }
 
 void Background::finish_attempt(WorkerIndex w, Handshake::State state, TimePoint now) {

@@ -1,8 +1,10 @@
 #include "dispatch/dispatcher.h"
 
-#include <algorithm>
 #include <random>
+#include <set>
+#include <utility>
 
+#include "base/check.h"
 #include "dispatch/client/background.h"
 #include "dispatch/client/driver.h"
 #include "dispatch/client/shared.h"
@@ -11,12 +13,21 @@
 namespace kvasir::dispatch {
 namespace {
 
+// A worker named twice is still one: as its own replica it would be hedged against itself.
+std::vector<WorkerAddress> distinct(std::vector<WorkerAddress> workers) {
+  std::vector<WorkerAddress> out;
+  std::set<std::pair<std::string, std::uint16_t>> known;
+  for (WorkerAddress& worker : workers)
+    if (known.emplace(worker.host, worker.port).second) out.push_back(std::move(worker));
+  return out;
+}
+
 class DispatcherImpl final : public Dispatcher {
  public:
   explicit DispatcherImpl(std::unique_ptr<Shared> shared) : shared_(std::move(shared)), uploader_(*shared_) {}
 
   Status start() {
-    if (shared_->options.local == LocalPolicy::kOnly || shared_->options.workers.empty()) return {};
+    if (!shared_->remote) return {};
     KVASIR_ASSIGN(background_, Background::start(*shared_));
     return {};
   }
@@ -30,6 +41,7 @@ class DispatcherImpl final : public Dispatcher {
     entry.layer_id = id;
     entry.layer = layer;
     entry.recipe = recipe;
+    entry.uses = std::make_unique<std::atomic<std::uint64_t>[]>(recipe.n_expert);
     return entry;
   }
 
@@ -66,9 +78,48 @@ class DispatcherImpl final : public Dispatcher {
               .invalid_answers = s.invalid_answers,
               .workers_lost = s.workers_lost,
               .reconnects = s.reconnects,
-              .round_ns_sum = s.round_ns_sum};
+              .round_ns_sum = s.round_ns_sum,
+              .rounds_busy = s.rounds_busy};
     const std::lock_guard lock(shared_->mutex);
     out.workers_up = shared_->fleet.count_up();
+    return out;
+  }
+
+  void set_workers(std::vector<WorkerAddress> workers) override {
+    KVASIR_CHECK(shared_->options.workers_follow);
+    std::vector<WorkerAddress> table = distinct(std::move(workers));
+    if (table.size() > kWorkersMax) {
+      shared_->log("the list has " + std::to_string(table.size()) + " workers; the first " + std::to_string(kWorkersMax) +
+                   " of them are used.");
+      table.resize(kWorkersMax);
+    }
+    {
+      const std::lock_guard lock(shared_->mutex);
+      shared_->wanted = std::move(table);
+    }
+    shared_->bell.ring();
+  }
+
+  std::vector<Served> take_served() override {
+    const std::lock_guard lock(shared_->mutex);
+    std::vector<Served> out = std::exchange(shared_->departed, {});
+    for (WorkerIndex w = 0; w < shared_->fleet.size(); ++w)
+      if (const Service service = shared_->fleet.take_service(w); !service.empty())
+        out.push_back({served_id(shared_->slots[w]), service.pairs, service.rows, service.bytes});
+    return out;
+  }
+
+  std::vector<LayerUses> take_uses() override {
+    const std::lock_guard lock(shared_->mutex);
+    std::vector<LayerUses> out;
+    for (const LayerEntry& entry : shared_->layers) {
+      LayerUses uses{entry.layer_id, entry.layer, entry.recipe.group, {}};
+      uses.uses.resize(entry.recipe.n_expert);
+      bool any = false;
+      for (std::uint32_t e = 0; e < entry.recipe.n_expert; ++e)
+        any |= (uses.uses[e] = entry.uses[e].exchange(0, std::memory_order_relaxed)) > 0;
+      if (any) out.push_back(std::move(uses));
+    }
     return out;
   }
 
@@ -98,14 +149,7 @@ Result<std::unique_ptr<Dispatcher>> Dispatcher::create(Options options) {
   if (options.numerics != wire::Numerics::kFast &&
       (options.row_type != wire::RowType::kF32 || options.result_type != wire::RowType::kF32))
     return fix_input("rows other than f32 change results; choose KVASIR_NUMERICS=fast with KVASIR_WIRE.");
-  // A worker named twice is still one: as its own replica it would be hedged against itself.
-  std::vector<WorkerAddress> distinct;
-  for (WorkerAddress& worker : options.workers) {
-    const bool known = std::ranges::any_of(
-        distinct, [&](const WorkerAddress& other) { return other.host == worker.host && other.port == worker.port; });
-    if (!known) distinct.push_back(std::move(worker));
-  }
-  options.workers = std::move(distinct);
+  options.workers = distinct(std::move(options.workers));
   Tuning tuning;
   tuning.no_replica_wait = options.no_replica_wait;
   tuning.hedge_floor = options.hedge_floor;
@@ -117,8 +161,6 @@ Result<std::unique_ptr<Dispatcher>> Dispatcher::create(Options options) {
     return fix_input("the deadlines must ascend (hedge, fallback, ceiling) and the hedge budget lie in [0, 1].");
   KVASIR_ASSIGN(Bell bell, Bell::create());
   auto shared = std::make_unique<Shared>(std::move(options), tuning, std::random_device{}(), std::move(bell));
-  for (const WorkerAddress& worker : shared->options.workers)
-    shared->names.push_back(net::format_host_port({worker.host, worker.port}));
   auto dispatcher = std::make_unique<DispatcherImpl>(std::move(shared));
   KVASIR_TRY(dispatcher->start());
   return dispatcher;

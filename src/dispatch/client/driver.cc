@@ -20,8 +20,7 @@ constexpr Nanos kPollMax = std::chrono::seconds(1);
 Driver::Driver(Shared& shared, std::shared_ptr<Port> port)
     : shared_(shared),
       port_(std::move(port)),
-      engine_(shared.options.workers.size(), shared.options.local != LocalPolicy::kNever, shared.fleet.tuning()),
-      links_(shared.options.workers.size()) {}
+      engine_(0, shared.options.local != LocalPolicy::kNever, shared.fleet.tuning()) {}
 
 Driver::~Driver() {
   {
@@ -30,6 +29,7 @@ Driver::~Driver() {
     // What is outstanding will be answered to nobody.
     for (WorkerIndex w = 0; w < links_.size(); ++w) engine_.link_down(w);
     engine_.settle(shared_.fleet, monotonic_now());
+    tell_bytes();
   }
   shared_.bell.ring();
 }
@@ -60,14 +60,16 @@ Status Driver::run_round(const Round& round, const LocalCompute& local) {
   const TimePoint start = monotonic_now();
   if (round.pairs.empty()) return {};
   Status status;
-  if (shared_.options.local == LocalPolicy::kOnly || links_.empty() || round.layer->recipe_id >= wire::kRecipesMax) {
+  if (!shared_.remote || round.layer->recipe_id >= wire::kRecipesMax) {
     status = run_local_only(round, local);
   } else {
     if (port_->has_mail()) collect_mail();
+    let_go();
     if (!waited_) wait_for_first_links();
     round_ = &round;
     status = drive(round, local);
     round_ = nullptr;
+    let_go();
   }
   finish_stats(round, monotonic_now() - start);
   return status;
@@ -95,20 +97,23 @@ void Driver::wait_for_first_links() {
     {
       const std::lock_guard lock(shared_.mutex);
       Fleet& fleet = shared_.fleet;
-      for (WorkerIndex w = 0; w < links_.size(); ++w) {
-        if (links_[w].link) continue;
+      if (!shared_.table_known && !shared_.first_wait_done) {
+        n_missing = 1;
+        missing = "their list has not come yet";
+      }
+      for (WorkerIndex w = 0; w < fleet.size(); ++w) {
+        if ((w < links_.size() && links_[w].link) || fleet.state(w) == WorkerState::kRemoved) continue;
         const bool up = fleet.state(w) == WorkerState::kUp;
         if (!up && (shared_.first_wait_done || fleet.refused(w) || fleet.failures(w) >= kFailuresSettled)) continue;
         ++n_missing;
-        missing += (missing.empty() ? "" : ", ") + shared_.names[w];
+        missing += (missing.empty() ? "" : ", ") + shared_.slots[w].name;
       }
     }
     const TimePoint now = monotonic_now();
     if (n_missing == 0 || now - start >= shared_.options.connect_wait) break;
     if (!told && now - start >= kProgressAfter) {
       told = true;
-      shared_.log("waiting for " + std::to_string(n_missing) + " of " + std::to_string(links_.size()) +
-                  " workers (" + missing + ").");
+      shared_.log("waiting for " + std::to_string(n_missing) + " workers (" + missing + ").");
     }
     pollfd entry{.fd = port_->fd(), .events = POLLIN, .revents = 0};
     ::poll(&entry, 1, static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(kLookAgain).count()));
@@ -172,6 +177,7 @@ Status Driver::drive(const Round& round, const LocalCompute& local) {
   {
     const std::lock_guard lock(shared_.mutex);
     status = engine_.end(shared_.fleet, monotonic_now());
+    tell_bytes();
   }
   carry_out(round);
   if (!local_status) return local_status;
@@ -197,7 +203,7 @@ void Driver::carry_out(const Round& round) {
     DataLink& data = links_[cancel.worker];
     if (!data.link) continue;
     const Bytes frame = wire::encode_empty_frame(wire::FrameType::kCancel, cancel.id);
-    bytes_sent_ += frame.size();
+    count_sent(cancel.worker, frame.size());
     if (!data.link->writer.send(*data.link->stream, frame)) drop_link(cancel.worker, Nanos(0));
   }
   engine_.to_cancel.clear();
@@ -207,12 +213,12 @@ void Driver::carry_out(const Round& round) {
       const std::lock_guard lock(shared_.mutex);
       wait = shared_.fleet.on_link_stalled(w);
     }
-    if (links_[w].link) shared_.log("worker " + shared_.names[w] + " has owed an answer for too long; its connection is made anew.");
+    if (links_[w].link) shared_.log("worker " + shared_.name(w) + " has owed an answer for too long; its connection is made anew.");
     drop_link(w, wait);
   }
   engine_.to_drop.clear();
   for (WorkerIndex w : engine_.quarantined) {
-    shared_.log("worker " + shared_.names[w] + " answered wrongly; it is not asked for a while, and then on probation.");
+    shared_.log("worker " + shared_.name(w) + " answered wrongly; it is not asked for a while, and then on probation.");
     drop_link(w, Nanos(0));
   }
   engine_.quarantined.clear();
@@ -245,7 +251,7 @@ void Driver::send_request(const Round& round, const Request& request) {
     link.recipes_bound[layer.recipe_id] = true;
     const wire::LayerRecipe message{.recipe_id = layer.recipe_id, .layer_id = layer.layer_id, .recipe = layer.recipe};
     const Bytes frame = wire::encode_frame(wire::FrameType::kLayerRecipe, 0, message, link.checksum());
-    bytes_sent_ += frame.size();
+    count_sent(request.worker, frame.size());
     if (!link.writer.send(*link.stream, frame)) return drop_link(request.worker, Nanos(0));
   }
   bool in_place = false;
@@ -263,7 +269,7 @@ void Driver::send_request(const Round& round, const Request& request) {
     shared_.log(prefix.error().message);
     return drop_link(request.worker, Nanos(0));
   }
-  bytes_sent_ += prefix->size() + rows.size();
+  count_sent(request.worker, prefix->size() + rows.size());
   const Status sent = in_place ? link.writer.send(*link.stream, *prefix, rows)
                                : link.writer.send_shared(*link.stream, *prefix, rows, data.gathered);
   if (!sent) drop_link(request.worker, Nanos(0));
@@ -277,6 +283,7 @@ void Driver::finish_stats(const Round& round, Nanos took) {
   add(stats.pairs_local, now.pairs_local - told_.pairs_local);
   add(stats.hedges, now.hedges - told_.hedges);
   add(stats.late_answers, now.late_answers + now.unknown_answers - told_.late_answers - told_.unknown_answers);
+  add(stats.rounds_busy, now.busy > told_.busy ? 1 : 0);
   add(stats.invalid_answers, now.invalid_answers - told_.invalid_answers);
   add(stats.bytes_sent, std::exchange(bytes_sent_, 0));
   add(stats.bytes_received, std::exchange(bytes_received_, 0));
@@ -285,6 +292,8 @@ void Driver::finish_stats(const Round& round, Nanos took) {
   // Every Layer handed out is the base of a LayerEntry (register_layer).
   const LayerEntry& entry = static_cast<const LayerEntry&>(*round.layer);
   const auto ns = static_cast<std::uint64_t>(std::max<std::int64_t>(took.count(), 1));
+  for (const wire::Pair& pair : round.pairs)
+    if (pair.expert < entry.recipe.n_expert) add(entry.uses[pair.expert], 1);
   add(entry.rounds[std::min<std::size_t>(std::bit_width(ns) - 1u, entry.rounds.size() - 1)], 1);
 }
 

@@ -32,6 +32,7 @@ class Driver final : public RoundDriver {
   Status compute_here(const Round& round, const LocalCompute& local);
 
   void collect_mail();
+  void let_go();  // of workers that were removed, between rounds
   void wait_for_first_links();
   void carry_out(const Round& round);
   void send_request(const Round& round, const Request& request);
@@ -47,12 +48,16 @@ class Driver final : public RoundDriver {
   bool on_error_frame(WorkerIndex w, const net::Frame& frame);
   void drop_link(WorkerIndex w, Nanos wait);
   void break_link(WorkerIndex w, const std::string& why);  // after nonsense
+  void count_sent(WorkerIndex w, std::size_t bytes);
+  void tell_bytes();  // to the fleet, under its lock
   void finish_stats(const Round& round, Nanos took);
 
   Shared& shared_;
   std::shared_ptr<Port> port_;
   RoundEngine engine_;
-  std::vector<DataLink> links_;
+  std::vector<DataLink> links_;               // by worker; grows as the table does
+  std::vector<std::uint64_t> worker_bytes_;   // the same; since the fleet was told
+  std::vector<WorkerIndex> removed_;          // no longer in the table, and not let go yet
   const Round* round_ = nullptr;  // the one under way
   std::vector<pollfd> fds_;
   std::vector<WorkerIndex> fd_workers_;

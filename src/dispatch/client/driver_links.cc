@@ -9,14 +9,45 @@ namespace kvasir::dispatch {
 
 void Driver::collect_mail() {
   for (Mail& mail : port_->collect()) {
-    if (mail.link) {
+    if (mail.removed) {
+      removed_.push_back(mail.worker);
+    } else if (mail.link) {
+      if (links_.size() <= mail.worker) links_.resize(mail.worker + 1);
       links_[mail.worker] = {.link = std::move(mail.link), .gathered = nullptr};
       engine_.link_up(mail.worker);
       read_link(mail.worker);  // its reader may hold frames that poll does not see
-    } else if (links_[mail.worker].link) {
+    } else if (mail.worker < links_.size() && links_[mail.worker].link) {
       drop_link(mail.worker, Nanos(0));
     }
   }
+}
+
+void Driver::let_go() {
+  if (removed_.empty()) return;
+  for (const WorkerIndex w : removed_) {
+    engine_.link_down(w);
+    links_[w] = {};
+  }
+  {
+    // What is still to be told of them is told before their slots are given to others.
+    const std::lock_guard lock(shared_.mutex);
+    engine_.settle(shared_.fleet, monotonic_now());
+    tell_bytes();
+  }
+  for (const WorkerIndex w : removed_) port_->report_let_go(w);
+  removed_.clear();
+  shared_.bell.ring();
+}
+
+void Driver::tell_bytes() {
+  for (WorkerIndex w = 0; w < worker_bytes_.size(); ++w)
+    if (worker_bytes_[w] > 0) shared_.fleet.on_bytes(w, std::exchange(worker_bytes_[w], 0));
+}
+
+void Driver::count_sent(WorkerIndex w, std::size_t bytes) {
+  bytes_sent_ += bytes;
+  if (worker_bytes_.size() <= w) worker_bytes_.resize(w + 1);
+  worker_bytes_[w] += bytes;
 }
 
 void Driver::drop_link(WorkerIndex w, Nanos wait) {
@@ -28,7 +59,7 @@ void Driver::drop_link(WorkerIndex w, Nanos wait) {
 }
 
 void Driver::break_link(WorkerIndex w, const std::string& why) {
-  shared_.log("worker " + shared_.names[w] + ": " + why);
+  shared_.log("worker " + shared_.name(w) + ": " + why);
   engine_.on_invalid(w);
   drop_link(w, Nanos(0));
 }
@@ -79,7 +110,10 @@ bool Driver::read_link(WorkerIndex w) {
     }
     came = true;
     const net::Frame& frame = link.reader.frame();
-    bytes_received_ += wire::kHeaderBytes + frame.payload.size();
+    const std::size_t bytes = wire::kHeaderBytes + frame.payload.size();
+    bytes_received_ += bytes;
+    if (worker_bytes_.size() <= w) worker_bytes_.resize(w + 1);
+    worker_bytes_[w] += bytes;
     if (!on_frame(w, frame)) break_link(w, "it sent a frame that has no place here; its connection is dropped.");
   }
   return came;
@@ -125,7 +159,7 @@ bool Driver::on_error_frame(WorkerIndex w, const net::Frame& frame) {
   using wire::ErrorCode;
   const bool everyday = error->code == ErrorCode::kBusy || error->code == ErrorCode::kCancelled ||
                         error->code == ErrorCode::kDraining || verdict == Verdict::kLate;
-  if (!everyday) shared_.log("worker " + shared_.names[w] + " refused a request: " + error->message);
+  if (!everyday) shared_.log("worker " + shared_.name(w) + " refused a request: " + error->message);
   // Our bytes may have been damaged on the way as well as its own: no blame, a new connection.
   if (verdict == Verdict::kInvalid) drop_link(w, Nanos(0));
   return true;

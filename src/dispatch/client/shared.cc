@@ -38,7 +38,33 @@ std::vector<Mail> Port::collect() {
   bell_.clear();
   const std::lock_guard lock(mutex_);
   has_mail_.store(false, std::memory_order_release);
+  for (const Mail& mail : mail_) {
+    if (!mail.link) continue;
+    if (delivered_.size() <= mail.worker) delivered_.resize(mail.worker + 1);
+    delivered_[mail.worker] = true;
+  }
   return std::exchange(mail_, {});
+}
+
+bool Port::retire(WorkerIndex w) {
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(mail_, [&](const Mail& mail) { return mail.worker == w; });
+    if (w >= delivered_.size() || !delivered_[w]) return true;
+  }
+  post({.worker = w, .link = nullptr, .removed = true});
+  return false;
+}
+
+void Port::report_let_go(WorkerIndex w) {
+  const std::lock_guard lock(mutex_);
+  delivered_[w] = false;
+  let_go_.push_back(w);
+}
+
+std::vector<WorkerIndex> Port::collect_let_go() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(let_go_, {});
 }
 
 void Port::report_lost(LinkLost lost) {

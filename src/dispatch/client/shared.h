@@ -8,6 +8,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,7 @@ class Bell {
 struct Mail {
   WorkerIndex worker = 0;
   std::unique_ptr<Link> link;  // null: give up the link you have, the worker is lost
+  bool removed = false;        // …or is no longer in the table: finish the round first
 };
 
 // From a driver to the background thread.
@@ -61,18 +63,26 @@ class Port {
   void report_lost(LinkLost lost);
   std::vector<LinkLost> collect_lost();  // background thread
 
+  // A worker leaves the table. Mail that nobody has read is taken back; true if the driver
+  // never had a link to it, else it says so by report_let_go() when it has none any more.
+  bool retire(WorkerIndex w);
+  void report_let_go(WorkerIndex w);
+  std::vector<WorkerIndex> collect_let_go();  // background thread
+
  private:
   Bell bell_;
   std::atomic<bool> has_mail_{false};
   std::mutex mutex_;
   std::vector<Mail> mail_;
   std::vector<LinkLost> lost_;
+  std::vector<WorkerIndex> let_go_;
+  std::vector<bool> delivered_;  // by worker: the driver has had a link
 };
 
 // Counters of all drivers; relaxed, each monotonic.
 struct AtomicStats {
   std::atomic<std::uint64_t> rounds{0}, pairs_remote{0}, pairs_local{0}, bytes_sent{0}, bytes_received{0}, hedges{0},
-      late_answers{0}, invalid_answers{0}, workers_lost{0}, reconnects{0}, round_ns_sum{0};
+      late_answers{0}, invalid_answers{0}, workers_lost{0}, reconnects{0}, round_ns_sum{0}, rounds_busy{0};
 };
 inline void add(std::atomic<std::uint64_t>& counter, std::uint64_t n) {
   if (n > 0) counter.fetch_add(n, std::memory_order_relaxed);
@@ -80,31 +90,53 @@ inline void add(std::atomic<std::uint64_t>& counter, std::uint64_t n) {
 
 struct LayerEntry : Layer {
   LayerKey key() const { return {layer_id, recipe.group}; }
-  mutable std::array<std::atomic<std::uint64_t>, 40> rounds{};  // see LayerTimes; a count is no part of the layer
+  // See LayerTimes and LayerUses; a count is no part of the layer.
+  mutable std::array<std::atomic<std::uint64_t>, 40> rounds{};
+  std::unique_ptr<std::atomic<std::uint64_t>[]> uses;  // by expert
 };
+
+// One worker of the table. Written by the background thread while no driver has a link to it.
+struct Slot {
+  WorkerAddress where;
+  std::string name;  // "host:port", for people
+};
+inline const std::string& served_id(const Slot& slot) { return slot.where.id.empty() ? slot.name : slot.where.id; }
 
 struct Shared {
   Shared(Options options_in, const Tuning& tuning, std::uint64_t seed, Bell bell_in)
-      : options(std::move(options_in)), fleet(options.workers.size(), tuning, seed), bell(std::move(bell_in)) {}
+      : options(std::move(options_in)),
+        remote(options.local != LocalPolicy::kOnly && (options.workers_follow || !options.workers.empty())),
+        fleet(0, tuning, seed),
+        bell(std::move(bell_in)) {}
 
   void log(const std::string& line) const {
     if (options.log) options.log(line);
   }
 
-  wire::Hello hello() const {
+  wire::Hello hello(const WorkerAddress& worker) const {
     return {.role = wire::Role::kBackbone,
             .numerics = options.numerics,
             .software = "kvasir",
             .numerics_id = options.numerics_id,
-            .token = options.token};
+            .token = worker.token.empty() ? options.token : worker.token};
+  }
+
+  // Of a worker, without the lock.
+  std::string name(WorkerIndex w) {
+    const std::lock_guard lock(mutex);
+    return slots[w].name;
   }
 
   const Options options;
-  std::vector<std::string> names;  // of the workers, "host:port"
+  const bool remote;  // workers may be asked: there is a background thread
   AtomicStats stats;
 
-  std::mutex mutex;  // guards fleet, ports, layers
+  std::mutex mutex;  // guards what follows up to the bell
   Fleet fleet;
+  std::deque<Slot> slots;  // as many as the fleet has
+  std::optional<std::vector<WorkerAddress>> wanted;  // the next table, until the background thread has seen it
+  bool table_known = false;  // it has seen the first
+  std::vector<Served> departed;  // of workers that left the table, until somebody asks
   std::vector<std::shared_ptr<Port>> ports;
   std::deque<LayerEntry> layers;
   bool first_wait_done = false;  // the configured workers have had their time to connect

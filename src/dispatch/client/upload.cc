@@ -124,7 +124,7 @@ void Uploader::wait_for_workers() {
       const std::lock_guard lock(shared_.mutex);
       const Fleet& fleet = shared_.fleet;
       for (WorkerIndex w = 0; w < fleet.size(); ++w)
-        settled = settled && (fleet.holdings(w) != nullptr || fleet.refused(w) || fleet.failures(w) >= kFailuresSettled);
+        settled = settled && (fleet.state(w) == WorkerState::kRemoved || fleet.holdings(w) != nullptr || fleet.refused(w) || fleet.failures(w) >= kFailuresSettled);
     }
     if (settled) return;
     std::this_thread::sleep_for(kLookAgain);
@@ -185,12 +185,17 @@ void Uploader::upload_missing(const Layer& layer, const SliceMaker& slices) {
     if (done) done = wait_until_seen(key, share);
     if (!done)
       shared_.log(std::format("experts {} of layer {} could not be uploaded to worker {}: {}", format_ranges(share.experts),
-                              layer.layer, shared_.names[share.worker], done.error().message));
+                              layer.layer, shared_.name(share.worker), done.error().message));
   }
 }
 
 Result<std::unique_ptr<Link>> Uploader::connect(WorkerIndex worker) {
-  Peer peer{.where = shared_.options.workers[worker], .name = shared_.names[worker], .addresses = {}, .fingerprint = {}};
+  Peer peer;
+  {
+    const std::lock_guard lock(shared_.mutex);
+    peer.where = shared_.slots[worker].where;
+    peer.name = shared_.slots[worker].name;
+  }
   KVASIR_ASSIGN(peer.addresses, net::resolve({peer.where.host, peer.where.port}));
   if (!peer.where.fingerprint.empty()) {
     KVASIR_ASSIGN(peer.fingerprint, net::parse_fingerprint(peer.where.fingerprint));
@@ -198,7 +203,7 @@ Result<std::unique_ptr<Link>> Uploader::connect(WorkerIndex worker) {
       KVASIR_ASSIGN(tls_, net::TlsContext::client());
     }
   }
-  Handshake handshake(peer, shared_.hello(), tls_ ? &*tls_ : nullptr, monotonic_now());
+  Handshake handshake(peer, shared_.hello(peer.where), tls_ ? &*tls_ : nullptr, monotonic_now());
   while (true) {
     switch (handshake.step(monotonic_now())) {
       case Handshake::State::kPending: wait_for(handshake.fd(), handshake.wants(), monotonic_now() + kHandshakeMax / 50); break;

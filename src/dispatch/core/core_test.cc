@@ -118,6 +118,43 @@ TEST(Fleet, QuarantineOutlastsARestartAndEndsInProbation) {
   EXPECT_EQ(fleet.usable(0, now), Usable::kYes);
 }
 
+TEST(Fleet, SlotsAreGivenOutAgainAndQuarantineMovesHouseWithItsWorker) {
+  Fleet fleet(0, {}, 7);
+  TimePoint now{};
+  const WorkerIndex first = fleet.add(), second = fleet.add();
+  EXPECT_EQ(fleet.size(), 2u);
+  for (const WorkerIndex w : {first, second}) {
+    fleet.on_connected(w, 1ms);
+    fleet.on_holdings(w, holds(0, 2));
+  }
+  EXPECT_EQ(fleet.routes()->find({layer_id(1)})->replicas(0).size(), 2u);
+  fleet.remove(first);
+  EXPECT_EQ(fleet.routes()->find({layer_id(1)})->replicas(0).size(), 1u);
+  EXPECT_EQ(fleet.usable(first, now), Usable::kNo);
+  EXPECT_FALSE(fleet.next_attempt(first));
+  // What it still answers is taken, and bad answers of it change no state.
+  fleet.on_sent(first, 8);
+  EXPECT_FALSE(fleet.apply({.kind = Report::Kind::kInvalid, .worker = first}, now));
+  fleet.apply({.kind = Report::Kind::kAnswer, .worker = first, .pairs = 8, .rows = 3, .latency = 1ms}, now);
+  EXPECT_EQ(fleet.state(first), WorkerState::kRemoved);
+  const Service service = fleet.take_service(first);
+  EXPECT_EQ(service.pairs, 8u);
+  EXPECT_EQ(service.rows, 3u);
+  EXPECT_TRUE(fleet.take_service(first).empty());
+  EXPECT_EQ(fleet.add(), 2u);  // not released yet
+  fleet.release(first);
+  EXPECT_EQ(fleet.add(), first);
+  EXPECT_EQ(fleet.state(first), WorkerState::kDown);
+
+  EXPECT_TRUE(fleet.apply({.kind = Report::Kind::kInvalid, .worker = second}, now));
+  fleet.remove(second);
+  const WorkerIndex elsewhere = fleet.add(second);
+  fleet.on_connected(elsewhere, 1ms);
+  EXPECT_EQ(fleet.usable(elsewhere, now), Usable::kNo);
+  now += Tuning{}.quarantine_first;
+  EXPECT_NE(fleet.usable(elsewhere, now), Usable::kNo);
+}
+
 TEST(Fleet, DeadlinesScaleWithPairsAndStayInBounds) {
   Fleet fleet(1, {}, 7);
   fleet.on_connected(0, 1ms);

@@ -22,6 +22,7 @@ std::string_view to_string(WorkerState state) {
     case WorkerState::kQuarantined: return "quarantined";
     case WorkerState::kDraining: return "draining";
     case WorkerState::kDown: return "down";
+    case WorkerState::kRemoved: return "removed";
   }
   return "unknown";
 }
@@ -38,11 +39,45 @@ void Fleet::rebuild_routes() {
   routes_ = std::make_shared<const RouteTable>(holdings);
 }
 
+// --- the table ---------------------------------------------------------------------------
+
+WorkerIndex Fleet::add(std::optional<WorkerIndex> before) {
+  Worker fresh;
+  if (before) {
+    // Moving house is no pardon either.
+    const Worker& same = workers_[*before];
+    fresh.quarantine = same.quarantine;
+    fresh.quarantine_until = same.quarantine_until;
+    fresh.probation = same.probation;
+    if (same.probation > 0) fresh.state = WorkerState::kQuarantined;  // usable() looks whether it is over
+  }
+  if (free_.empty()) {
+    workers_.push_back(std::move(fresh));
+    return static_cast<WorkerIndex>(workers_.size() - 1);
+  }
+  // The lowest: what drivers go through in every round stays short.
+  const auto lowest = std::ranges::min_element(free_);
+  const WorkerIndex w = *lowest;
+  free_.erase(lowest);
+  workers_[w] = std::move(fresh);
+  return w;
+}
+
+void Fleet::remove(WorkerIndex w) {
+  Worker& worker = workers_[w];
+  worker.state = WorkerState::kRemoved;
+  worker.control_up = false;
+  if (std::exchange(worker.holdings, nullptr)) rebuild_routes();
+}
+
+void Fleet::release(WorkerIndex w) { free_.push_back(w); }
+
 // --- control -----------------------------------------------------------------------------
 
 std::optional<TimePoint> Fleet::next_attempt(WorkerIndex w) const {
   const Worker& worker = workers_[w];
-  if (worker.control_up || worker.state == WorkerState::kConnecting) return std::nullopt;
+  if (worker.control_up || worker.state == WorkerState::kConnecting || worker.state == WorkerState::kRemoved)
+    return std::nullopt;
   return worker.next_attempt;
 }
 
@@ -125,7 +160,7 @@ void Fleet::quarantine(Worker& worker, TimePoint now) {
   worker.quarantine = worker.quarantine == Nanos(0) ? tuning_.quarantine_first
                                                     : std::min(2 * worker.quarantine, tuning_.quarantine_max);
   worker.quarantine_until = now + jittered(worker.quarantine);
-  worker.state = WorkerState::kQuarantined;
+  if (worker.state != WorkerState::kRemoved) worker.state = WorkerState::kQuarantined;
   worker.probation = tuning_.probation_answers;
   worker.internal_errors = 0;
 }
@@ -134,6 +169,10 @@ bool Fleet::apply(const Report& report, TimePoint now) {
   Worker& worker = workers_[report.worker];
   const auto settle = [&] { worker.outstanding_pairs -= std::min(worker.outstanding_pairs, report.pairs); };
   const bool was_quarantined = worker.state == WorkerState::kQuarantined;
+  if (report.rows > 0) {
+    worker.service.rows += report.rows;
+    worker.service.pairs += report.pairs;
+  }
   switch (report.kind) {
     case Report::Kind::kAnswer:
       settle();
@@ -178,6 +217,12 @@ bool Fleet::refuses_layer(WorkerIndex w, const LayerKey& key) const {
 
 Nanos Fleet::queue_wait(const Worker& worker, TimePoint now) const {
   return now - worker.queue_seen <= tuning_.load_fresh ? worker.queue_wait : Nanos(0);
+}
+
+bool Fleet::is_busy(WorkerIndex w, std::uint32_t pairs, TimePoint now) const {
+  const Worker& worker = workers_[w];
+  const Nanos wait = queue_wait(worker, now);
+  return wait > Nanos(0) && wait >= worker.latency.predict(pairs).expected;
 }
 
 Nanos Fleet::predicted_finish(WorkerIndex w, std::uint32_t pairs, TimePoint now) const {

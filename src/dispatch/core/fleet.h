@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -25,6 +26,7 @@ enum class WorkerState : std::uint8_t {
   kQuarantined,  // answered wrongly; asked nothing until the time is over
   kDraining,     // answers what it has, takes nothing new
   kDown,         // waiting for the next attempt
+  kRemoved,      // no longer in the table; what it owes may still come
 };
 std::string_view to_string(WorkerState state);
 
@@ -41,17 +43,32 @@ struct Report {
   Kind kind = Kind::kAnswer;
   WorkerIndex worker = 0;
   std::uint32_t pairs = 0;  // kAnswer, kForgotten: of the request that is no longer outstanding
+  std::uint32_t rows = 0;   // kAnswer, kForgotten: of the request, if it was answered in full; else 0
   Nanos latency{};          // kAnswer
   LayerKey layer{};         // kLayerRefused
+};
+
+// What a worker did for this process.
+struct Service {
+  std::uint64_t pairs = 0, rows = 0, bytes = 0;
+  bool empty() const { return pairs == 0 && rows == 0 && bytes == 0; }
 };
 
 class Fleet {
  public:
   Fleet(std::size_t n_workers, const Tuning& tuning, std::uint64_t seed);
 
-  std::size_t size() const { return workers_.size(); }
+  std::size_t size() const { return workers_.size(); }  // slots
   const Tuning& tuning() const { return tuning_; }
   Rng& rng() { return rng_; }
+
+  // --- the table: slots of workers, which may come and go ---
+  // A slot for one more: a released one, or a new one at the end. `before` is the slot under
+  // which the same worker is known at another address: its quarantine goes with it.
+  WorkerIndex add(std::optional<WorkerIndex> before = std::nullopt);
+  // Asked for nothing from now on. Its slot stays taken until nobody has a link to it.
+  void remove(WorkerIndex w);
+  void release(WorkerIndex w);
 
   // --- the control connection's events ---
   // When the next attempt is due; nullopt while one is under way or succeeded.
@@ -70,6 +87,9 @@ class Fleet {
   // Returns true if this report put the worker into quarantine.
   bool apply(const Report& report, TimePoint now);
   void on_sent(WorkerIndex w, std::uint32_t pairs);
+  void on_bytes(WorkerIndex w, std::uint64_t bytes) { workers_[w].service.bytes += bytes; }
+  // Since the last call.
+  Service take_service(WorkerIndex w) { return std::exchange(workers_[w].service, {}); }
 
   // --- questions ---
   WorkerState state(WorkerIndex w) const { return workers_[w].state; }
@@ -91,6 +111,8 @@ class Fleet {
   };
   // For a request of `pairs` sent now on top of what is outstanding.
   Deadlines deadlines(WorkerIndex w, std::uint32_t pairs, TimePoint now) const;
+  // Would `pairs` more wait there at least as long as they take?
+  bool is_busy(WorkerIndex w, std::uint32_t pairs, TimePoint now) const;
   // Expected time until `pairs` more would be answered; for choosing.
   Nanos predicted_finish(WorkerIndex w, std::uint32_t pairs, TimePoint now) const;
 
@@ -116,6 +138,7 @@ class Fleet {
     TimePoint queue_seen{};
     std::shared_ptr<const wire::Holdings> holdings;
     std::vector<LayerKey> refused_layers;  // until new holdings come
+    Service service;
   };
 
   Nanos queue_wait(const Worker& worker, TimePoint now) const;
@@ -126,6 +149,7 @@ class Fleet {
   Tuning tuning_;
   Rng rng_;
   std::vector<Worker> workers_;
+  std::vector<WorkerIndex> free_;  // released slots
   std::shared_ptr<const RouteTable> routes_;
   double hedge_tokens_;
 };

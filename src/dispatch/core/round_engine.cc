@@ -7,21 +7,28 @@
 namespace kvasir::dispatch {
 
 RoundEngine::RoundEngine(std::size_t n_workers, bool local_allowed, const Tuning& tuning)
-    : tuning_(tuning),
-      local_allowed_(local_allowed),
-      links_(n_workers),
-      by_worker_(n_workers),
-      pairs_on_worker_(n_workers, 0) {}
+    : tuning_(tuning), local_allowed_(local_allowed) {
+  grow(n_workers);
+}
+
+void RoundEngine::grow(std::size_t n_workers) {
+  if (n_workers <= links_.size()) return;
+  links_.resize(n_workers);
+  by_worker_.resize(n_workers);
+  pairs_on_worker_.resize(n_workers, 0);
+}
 
 // --- links -------------------------------------------------------------------------------
 
 void RoundEngine::link_up(WorkerIndex w) {
+  grow(w + 1);
   link_down(w);
   links_[w].ready = true;
   if (n_parked_ > 0) retry_at_ = TimePoint{};  // at once
 }
 
 void RoundEngine::link_down(WorkerIndex w) {
+  if (w >= links_.size()) return;
   Link& link = links_[w];
   for (std::size_t i = 0; i < n_requests_; ++i) {
     Request& request = requests_[i];
@@ -102,6 +109,7 @@ void RoundEngine::result_taken(Request& request, const wire::ResultHead& head, T
   reports_.push_back({.kind = request.timed ? Report::Kind::kAnswer : Report::Kind::kForgotten,
                       .worker = request.worker,
                       .pairs = static_cast<std::uint32_t>(request.pairs.size()),
+                      .rows = static_cast<std::uint32_t>(request.rows.size()),
                       .latency = now - request.sent_at});
 }
 
@@ -146,7 +154,7 @@ Verdict RoundEngine::on_error(WorkerIndex w, std::uint64_t id, wire::ErrorCode c
   stop_waiting(*request);
   reports_.push_back({.kind = Report::Kind::kForgotten, .worker = w, .pairs = static_cast<std::uint32_t>(request->pairs.size())});
   switch (code) {
-    case ErrorCode::kBusy:
+    case ErrorCode::kBusy: ++counters_.busy; return Verdict::kTaken;
     case ErrorCode::kCancelled: return Verdict::kTaken;
     case ErrorCode::kDraining: reports_.push_back({.kind = Report::Kind::kDraining, .worker = w}); return Verdict::kTaken;
     case ErrorCode::kUnknownLayer:

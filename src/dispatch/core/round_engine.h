@@ -71,17 +71,18 @@ struct RoundCounters {
   std::uint64_t pairs_remote = 0, pairs_local = 0;
   std::uint64_t requests = 0, hedges = 0, hedges_denied = 0, redispatched = 0;
   std::uint64_t late_answers = 0, unknown_answers = 0, invalid_answers = 0;
+  std::uint64_t busy = 0;  // requests that were refused for lack of room, or went to a long queue
 };
 
 class RoundEngine {
  public:
   RoundEngine(std::size_t n_workers, bool local_allowed, const Tuning& tuning);
 
-  // --- links: one per worker, for data ---
+  // --- links: one per worker, for data; slots that the fleet gains later are added ---
   void link_up(WorkerIndex w);
   // Its requests fail; their experts are placed anew by the next advance().
   void link_down(WorkerIndex w);
-  bool link_ready(WorkerIndex w) const { return links_[w].ready; }
+  bool link_ready(WorkerIndex w) const { return w < links_.size() && links_[w].ready; }
 
   // --- a round ---
   // Refuses pairs out of range. Places every expert; then carry out the orders.
@@ -200,6 +201,7 @@ class RoundEngine {
   void stop_waiting(Request& request);
   void answer_came(WorkerIndex w);
 
+  void grow(std::size_t n_workers);
   Status group_pairs(const RoundInput& input);
   void place(Fleet& fleet, std::vector<std::uint32_t>& groups, bool hedge, TimePoint now);
   std::optional<WorkerIndex> choose(Fleet& fleet, const LayerRoutes* routes, const Group& group, bool hedge,

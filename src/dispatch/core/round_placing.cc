@@ -102,6 +102,7 @@ Status RoundEngine::group_pairs(const RoundInput& input) {
 void RoundEngine::place(Fleet& fleet, std::vector<std::uint32_t>& groups, bool hedge, TimePoint now) {
   const std::shared_ptr<const RouteTable> table = fleet.routes();
   const LayerRoutes* routes = table->find(input_.key);
+  grow(fleet.size());
   // Large experts first: the small ones then even the workers out.
   std::ranges::stable_sort(groups, [&](std::uint32_t a, std::uint32_t b) { return groups_[a].count > groups_[b].count; });
   touched_.clear();
@@ -236,6 +237,7 @@ bool RoundEngine::build_requests(Fleet& fleet, WorkerIndex w, std::span<const st
     request.final_at = now + deadlines.final;
     request.is_hedge = hedge;
     request.hedge_done = hedge;
+    if (fleet.is_busy(w, n_pairs, now)) ++counters_.busy;
     fleet.on_sent(w, n_pairs);
     if (hedge) ++counters_.hedges; else fleet.earn_hedge();
     ++counters_.requests;

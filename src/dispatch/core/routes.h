@@ -15,7 +15,7 @@
 
 namespace kvasir::dispatch {
 
-using WorkerIndex = std::uint32_t;  // position in the configured list; stable
+using WorkerIndex = std::uint32_t;  // slot in the table of workers; a worker keeps its own
 
 struct LayerKey {
   wire::LayerId id{};
