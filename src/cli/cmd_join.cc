@@ -64,7 +64,7 @@ Status prepare(Options& options) {
   if (node.hub.token.empty()) {
     KVASIR_ASSIGN(node.hub.token, read_token(options.token_file));
   }
-  KVASIR_ASSIGN(node.hub, join::check_address(node.hub));
+  KVASIR_ASSIGN(node.hub, hub::check_address(node.hub));
   if (!options.schedule.empty()) {
     KVASIR_ASSIGN(node.conditions.schedule, join::parse_hours(options.schedule));
   }

@@ -4,8 +4,6 @@
 
 #include <fstream>
 
-#include "join/hub_client.h"
-
 namespace kvasir::join {
 namespace {
 
@@ -67,18 +65,6 @@ TEST(Machine, ReadsPowerSupplies) {
   write("BAT0", "status", "Discharging");
   EXPECT_EQ(look_at_machine(top).on_ac, false);
   fs::remove_all(top);
-}
-
-TEST(HubAddress, KeepsTheTokenOffTheNetwork) {
-  EXPECT_EQ(check_address({"https://hub.example/", "t", ""})->url, "https://hub.example");
-  EXPECT_TRUE(check_address({"http://127.0.0.1:8080", "t", ""}));
-  EXPECT_TRUE(check_address({"http://localhost:8080", "t", ""}));
-  for (const char* url :
-       {"http://hub.example", "http://127.0.0.1.example.com", "http://localhost.example.com", "http://user@127.0.0.1",
-        "ftp://hub", "hub.example", "https://", "https://hub/path", "https://a b"})
-    EXPECT_FALSE(check_address({url, "t", ""})) << url;
-  EXPECT_FALSE(check_address({"https://hub.example", "", ""}));
-  EXPECT_FALSE(check_address({"https://hub.example", "a\r\nX: y", ""}));
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ Result<nlohmann::json> answer(const nlohmann::json& challenge, const NodeState& 
 }  // namespace
 
 Result<std::unique_ptr<Heartbeat>> Heartbeat::start(Options options) {
-  KVASIR_ASSIGN(auto client, HubClient::create(options.hub));
+  KVASIR_ASSIGN(auto client, hub::HubClient::create(options.hub));
   std::unique_ptr<Heartbeat> heartbeat(new Heartbeat(std::move(options), std::move(client)));
   heartbeat->thread_ = std::thread([raw = heartbeat.get()] { raw->run(); });
   return heartbeat;

@@ -12,7 +12,7 @@
 
 #include "gguf/moe_model.h"
 #include "hub/core/segments.h"
-#include "join/hub_client.h"
+#include "hub/client/hub_client.h"
 
 namespace kvasir::join {
 
@@ -31,7 +31,7 @@ struct NodeState {
 class Heartbeat {
  public:
   struct Options {
-    HubAddress hub;
+    hub::HubAddress hub;
     std::string worker_id;
     std::string advertise;  // host; empty: the address from which the hub is reached
     std::function<void(const std::string&)> log;
@@ -48,7 +48,7 @@ class Heartbeat {
   std::uint64_t experts_counted() const;
 
  private:
-  Heartbeat(Options options, std::unique_ptr<HubClient> client)
+  Heartbeat(Options options, std::unique_ptr<hub::HubClient> client)
       : options_(std::move(options)), client_(std::move(client)) {}
   void run();
   // One beat and the proof it may ask for; when the next is due.
@@ -56,7 +56,7 @@ class Heartbeat {
   nlohmann::json body_of(const NodeState& state) const;
 
   const Options options_;
-  std::unique_ptr<HubClient> client_;
+  std::unique_ptr<hub::HubClient> client_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   NodeState state_;

@@ -75,7 +75,7 @@ class Node {
   Status run() {
     KVASIR_ASSIGN(const std::string id, worker_id(options_.data_dir));
     worker_id_ = id;
-    KVASIR_ASSIGN(client_, HubClient::create(options_.hub));
+    KVASIR_ASSIGN(client_, hub::HubClient::create(options_.hub));
     KVASIR_ASSIGN(SliceCache cache, SliceCache::open(options_.cache_dir));
     cache_.emplace(std::move(cache));
     if (options_.tls) {
@@ -313,7 +313,7 @@ class Node {
 
   NodeOptions options_;
   std::string worker_id_, ticket_, last_reason_;
-  std::unique_ptr<HubClient> client_;
+  std::unique_ptr<hub::HubClient> client_;
   std::optional<SliceCache> cache_;
   std::optional<net::TlsIdentity> identity_;
   wire::NumericsId numerics_;

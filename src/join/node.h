@@ -15,7 +15,7 @@
 namespace kvasir::join {
 
 struct NodeOptions {
-  HubAddress hub;
+  hub::HubAddress hub;
   std::string model;  // empty: any
   std::uint64_t memory_bytes = 0;
   std::string device = "CPU";

@@ -137,7 +137,7 @@ Status SliceCache::make_room(std::uint64_t bytes, std::uint64_t quota, const fs:
   return {};
 }
 
-Result<fs::path> SliceCache::fetch(HubClient& hub, const std::string& model, const hub::Segment& experts,
+Result<fs::path> SliceCache::fetch(hub::HubClient& hub, const std::string& model, const hub::Segment& experts,
                                    const FetchOptions& options) {
   const std::string path = std::format("/api/proxy/models/{}/expert-shard?layers={}:{}&experts={}:{}", model,
                                        experts.layer, experts.layer + 1, experts.begin, experts.end);
@@ -159,7 +159,7 @@ Result<fs::path> SliceCache::fetch(HubClient& hub, const std::string& model, con
     std::uint64_t done = 0, total = 0;
     std::optional<Error> refused;
     fs::path ready;
-    const auto begin = [&](const HubClient::Piece& piece) {
+    const auto begin = [&](const hub::HubClient::Piece& piece) {
       const std::string name = file_of_etag(piece.etag);
       if (name.empty()) {
         refused = Error{ErrorAction::kFixInput,

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "hub/core/segments.h"
-#include "join/hub_client.h"
+#include "hub/client/hub_client.h"
 
 namespace kvasir::join {
 
@@ -31,7 +31,7 @@ class SliceCache {
   // The file of these experts of one layer: from the cache if the hub still has the same, else
   // fetched, in pieces if need be, however often the line or the hub breaks off; each slab is
   // compared with its hash. kFixInput: the hub refuses, or the quota does.
-  Result<std::filesystem::path> fetch(HubClient& hub, const std::string& model, const hub::Segment& experts,
+  Result<std::filesystem::path> fetch(hub::HubClient& hub, const std::string& model, const hub::Segment& experts,
                                       const FetchOptions& options);
 
   // Files that may not be thrown away to make room.

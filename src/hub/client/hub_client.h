@@ -1,4 +1,4 @@
-// A node's calls to its hub, over libcurl. One object per thread.
+// A node's or backbone's calls to its hub, over libcurl. One object per thread.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 
-namespace kvasir::join {
+namespace kvasir::hub {
 
 struct HubAddress {
   std::string url;      // "https://hub.example", without a path
@@ -39,6 +39,8 @@ class HubClient {
 
   // kRetryLater: the hub could not be reached or did not answer in time.
   virtual Result<HubReply> get(const std::string& path) = 0;
+  // From any thread: the call under way ends at once, and so does every later one.
+  virtual void cancel() = 0;
   virtual Result<HubReply> post(const std::string& path, const nlohmann::json& body) = 0;
 
   struct Piece {
@@ -56,4 +58,4 @@ class HubClient {
                                  const std::function<bool(const char*, std::size_t)>& data) = 0;
 };
 
-}  // namespace kvasir::join
+}  // namespace kvasir::hub

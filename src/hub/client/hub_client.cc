@@ -1,24 +1,29 @@
-#include "join/hub_client.h"
+#include "hub/client/hub_client.h"
 
 #include <arpa/inet.h>
 #include <curl/curl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <format>
 #include <string_view>
 
-namespace kvasir::join {
+namespace kvasir::hub {
 namespace {
 
 constexpr long kConnectTimeoutMs = 15'000;
 constexpr long kCallTimeoutMs = 45'000;  // the hub's long polls last 30 s
+constexpr int kPollMs = 1000;
 constexpr long kStallBytesPerS = 512;
 constexpr long kStallTimeS = 30;
 constexpr std::size_t kReplyBytesMax = 64u << 20;
 
 struct CurlFree {
   void operator()(CURL* handle) const { curl_easy_cleanup(handle); }
+};
+struct MultiFree {
+  void operator()(CURLM* handle) const { curl_multi_cleanup(handle); }
 };
 struct ListFree {
   void operator()(curl_slist* list) const { curl_slist_free_all(list); }
@@ -96,10 +101,15 @@ struct Receiver {
 
 class CurlClient final : public HubClient {
  public:
-  explicit CurlClient(HubAddress address) : address_(std::move(address)), handle_(curl_easy_init()) {}
-  bool ok() const { return handle_ != nullptr; }
+  explicit CurlClient(HubAddress address)
+      : address_(std::move(address)), multi_(curl_multi_init()), handle_(curl_easy_init()) {}
+  bool ok() const { return handle_ != nullptr && multi_ != nullptr; }
 
   Result<HubReply> get(const std::string& path) override { return call(path, nullptr); }
+  void cancel() override {
+    cancelled_.store(true);
+    curl_multi_wakeup(multi_.get());
+  }
   Result<HubReply> post(const std::string& path, const nlohmann::json& body) override {
     const std::string text = body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     return call(path, &text);
@@ -121,7 +131,7 @@ class CurlClient final : public HubClient {
     set(CURLOPT_LOW_SPEED_LIMIT, kStallBytesPerS);
     set(CURLOPT_LOW_SPEED_TIME, kStallTimeS);
     set(CURLOPT_MAX_RECV_SPEED_LARGE, static_cast<curl_off_t>(bytes_per_s_max));
-    const CURLcode code = curl_easy_perform(handle_.get());
+    const CURLcode code = perform();
     curl_easy_getinfo(handle_.get(), CURLINFO_RESPONSE_CODE, &receiver.piece.status);
     if (receiver.piece.status == 0) return unreachable(code);
     receiver.piece.complete = code == CURLE_OK && receiver.is_file();
@@ -151,13 +161,28 @@ class CurlClient final : public HubClient {
     set(CURLOPT_NOSIGNAL, 1L);
     set(CURLOPT_CONNECTTIMEOUT_MS, kConnectTimeoutMs);
     set(CURLOPT_TIMEOUT_MS, kCallTimeoutMs);
-    set(CURLOPT_USERAGENT, "kvasir-join");
+    set(CURLOPT_USERAGENT, "kvasir");
     if (!address_.ca_file.empty()) set(CURLOPT_CAINFO, address_.ca_file.c_str());
     set(CURLOPT_HTTPHEADER, headers_.get());
     set(CURLOPT_HEADERFUNCTION, &Receiver::on_header);
     set(CURLOPT_HEADERDATA, &receiver);
     set(CURLOPT_WRITEFUNCTION, &Receiver::on_data);
     set(CURLOPT_WRITEDATA, &receiver);
+  }
+
+  // As curl_easy_perform, but a transfer that waits for its answer can be cancelled.
+  CURLcode perform() {
+    if (curl_multi_add_handle(multi_.get(), handle_.get()) != CURLM_OK) return CURLE_FAILED_INIT;
+    CURLcode result = CURLE_ABORTED_BY_CALLBACK;
+    for (int running = 1; running > 0 && !cancelled_.load();) {
+      if (curl_multi_perform(multi_.get(), &running) != CURLM_OK) break;
+      int left = 0;
+      while (const CURLMsg* message = curl_multi_info_read(multi_.get(), &left))
+        if (message->msg == CURLMSG_DONE) result = message->data.result;
+      if (running > 0) curl_multi_poll(multi_.get(), nullptr, 0, kPollMs, nullptr);
+    }
+    curl_multi_remove_handle(multi_.get(), handle_.get());
+    return result;
   }
 
   Result<HubReply> call(const std::string& path, const std::string* body) {
@@ -169,7 +194,7 @@ class CurlClient final : public HubClient {
       set(CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(body->size()));
       set(CURLOPT_POSTFIELDS, body->c_str());
     }
-    const CURLcode code = curl_easy_perform(handle_.get());
+    const CURLcode code = perform();
     if (code != CURLE_OK) return unreachable(code);
     HubReply reply;
     curl_easy_getinfo(handle_.get(), CURLINFO_RESPONSE_CODE, &reply.status);
@@ -192,7 +217,9 @@ class CurlClient final : public HubClient {
   }
 
   HubAddress address_;
+  std::unique_ptr<CURLM, MultiFree> multi_;  // keeps the connection from call to call
   std::unique_ptr<CURL, CurlFree> handle_;
+  std::atomic<bool> cancelled_{false};
   std::unique_ptr<curl_slist, ListFree> headers_;
 };
 
@@ -211,7 +238,7 @@ Result<HubAddress> check_address(HubAddress address) {
     return fix_input("a hub's address begins with https:// (or http:// on this machine).");
   if (scheme == "http" && !is_loopback_host(host))
     return fix_input("over http:// the token would cross the network in the clear; use https://.");
-  if (address.token.empty()) return fix_input("a node needs a token: --token-file FILE, or KVASIR_TOKEN.");
+  if (address.token.empty()) return fix_input("the hub asks for a token: --token-file FILE, or KVASIR_TOKEN.");
   if (address.token.find_first_of(" \r\n\t") != std::string::npos)
     return fix_input("the token has spaces or line breaks in it.");
   return address;
@@ -236,4 +263,4 @@ Result<std::unique_ptr<HubClient>> HubClient::create(const HubAddress& address) 
   return client;
 }
 
-}  // namespace kvasir::join
+}  // namespace kvasir::hub
