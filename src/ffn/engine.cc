@@ -11,27 +11,30 @@
 #include "ffn/device.h"
 #include "ffn/graph.h"
 #include "ffn/invariance.h"
+#include "ffn/per_expert.h"
 #include "ffn/plan.h"
 
 namespace kvasir::ffn {
 namespace {
 
 // Requests are cut (at experts) so that a call's arena stays below this; DESIGN's largest
-// layer (3072 x 1024) gets 1000 pairs a call, where wider ones no longer gain speed.
-constexpr std::uint64_t kArenaBytesTarget = 64ull << 20;
+// layer (3072 x 1024) gets 270 pairs a call; wider ones gain nothing, and memory is scarce.
+constexpr std::uint64_t kArenaBytesTarget = 16ull << 20;
 // One expert's rows stay whole whatever it takes, up to this.
 constexpr std::uint64_t kArenaBytesMax = 2ull << 30;
 // Decode asks for the same few shapes in every layer; a prompt's shape hardly ever recurs.
 constexpr std::uint32_t kCachedPairsMax = 64;
+constexpr std::size_t kPerExpertGraphsMax = 4;  // up to 16 MiB of device memory each
 constexpr std::size_t kCachedGraphsMax = 1024;  // about 25 KiB of host memory each
 
 class GgmlEngine final : public Engine {
  public:
-  GgmlEngine(ggml_backend_dev_t device, ggml_backend_ptr backend, wire::Numerics numerics)
+  GgmlEngine(ggml_backend_dev_t device, ggml_backend_ptr backend, wire::Numerics numerics, int n_threads)
       : device_(device),
         backend_(std::move(backend)),
         numerics_(numerics),
-        arena_(ggml_gallocr_new(ggml_backend_dev_buffer_type(device))) {}
+        arena_(ggml_gallocr_new(ggml_backend_dev_buffer_type(device))),
+        n_threads_(n_threads) {}
 
   Status compute(const wire::Recipe& recipe, const ExpertTensors& tensors, RowsView rows,
                  std::span<const LocalPair> pairs, float* out) override {
@@ -46,12 +49,12 @@ class GgmlEngine final : public Engine {
 
     const std::uint64_t pairs_target =
         std::clamp<std::uint64_t>(kArenaBytesTarget / arena_bytes_per_pair(recipe), 1, wire::kExecPairsMax);
-    CallPlan plan;
+    CallPlan& plan = call_plan_;
     if (numerics == wire::Numerics::kInvariant) {
       KVASIR_ASSIGN(const std::uint32_t chunk, invariant_rows_.of(backend_.get(), recipe, tensors));
-      plan = plan_invariant(pairs, tensors.n_local, chunk, static_cast<std::uint32_t>(pairs_target));
+      plan.invariant(pairs, tensors.n_local, chunk, static_cast<std::uint32_t>(pairs_target));
     } else {
-      plan = plan_whole_experts(pairs, tensors.n_local, static_cast<std::uint32_t>(pairs_target));
+      plan.whole_experts(pairs, tensors.n_local, static_cast<std::uint32_t>(pairs_target));
     }
     std::uint32_t begin = 0;
     for (std::uint32_t end : plan.ends) {
@@ -61,7 +64,31 @@ class GgmlEngine final : public Engine {
     return {};
   }
 
-  void set_n_threads(int n_threads) override { set_threads(backend_.get(), n_threads); }
+  Status compute_fast(const wire::Recipe& recipe, std::span<const ExpertTensors> copies, RowsView rows,
+                      std::span<const LocalPair> pairs, float* out) override {
+    if (pairs.empty()) return {};
+    KVASIR_CHECK(!copies.empty() && pairs.size() <= wire::kExecPairsMax && rows.row_stride >= recipe.n_embd);
+    for (const LocalPair& pair : pairs) KVASIR_CHECK(pair.row < rows.n_rows && pair.expert < copies[0].n_local);
+    call_plan_.by_expert(pairs, copies[0].n_local);
+    std::size_t n_experts = 1;
+    const std::vector<std::uint32_t>& order = call_plan_.order;
+    for (std::size_t i = 1; i < order.size(); ++i) n_experts += pairs[order[i]].expert != pairs[order[i - 1]].expert;
+    const FastPlan& plan = fast_plans_[FastPlans::class_of(pairs.size(), n_experts)];
+    const ExpertTensors& tensors = copies[plan.copy < copies.size() ? plan.copy : 0];
+    if (!plan.per_expert || plan.copy >= copies.size())
+      return compute(wire::Numerics::kExact, recipe, tensors, rows, pairs, out);
+    if (plan.n_threads != 0) set_threads(backend_.get(), plan.n_threads);
+    const Status status = compute_per_expert(plan, recipe, tensors, rows, pairs, out);
+    if (plan.n_threads != 0) set_threads(backend_.get(), n_threads_);
+    return status;
+  }
+
+  void set_fast_plans(const FastPlans& plans) override { fast_plans_ = plans; }
+
+  void set_n_threads(int n_threads) override {
+    n_threads_ = n_threads;
+    set_threads(backend_.get(), n_threads);
+  }
 
   void forget_graphs() override {
     by_key_.clear();
@@ -120,6 +147,53 @@ class GgmlEngine final : public Engine {
     for (std::uint32_t i = 0; i < n; ++i)
       std::memcpy(out + std::size_t{index(i)} * recipe.n_embd, y + std::size_t{i} * recipe.n_embd, row_bytes);
     return {};
+  }
+
+  // call_plan_ has the pairs sorted by expert.
+  Status compute_per_expert(const FastPlan& plan, const wire::Recipe& recipe, const ExpertTensors& tensors,
+                            RowsView rows, std::span<const LocalPair> pairs, float* out) {
+    KVASIR_ASSIGN(PerExpertGraph * graph, per_expert_graph(recipe, tensors));
+    PerExpertGraph& g = *graph;
+    const std::vector<std::uint32_t>& order = call_plan_.order;
+    const std::size_t row_bytes = std::size_t{recipe.n_embd} * sizeof(float);
+    const std::uint32_t block_max = plan.rows_max == 0 ? g.block_rows_max() : std::min(plan.rows_max, g.block_rows_max());
+    const std::size_t n = order.size();
+    for (std::size_t done = 0; done < n;) {
+      g.begin(tensors);
+      std::size_t end = done;
+      while (end < n) {
+        const std::uint32_t expert = pairs[order[end]].expert;
+        std::uint32_t n_rows = 1;
+        while (n_rows < block_max && end + n_rows < n && pairs[order[end + n_rows]].expert == expert) ++n_rows;
+        if (!g.has_room(n_rows)) break;
+        g.add(expert, n_rows);
+        end += n_rows;
+      }
+      const std::size_t count = end - done;
+      const bool host = g.x() != nullptr;
+      float* x = host ? g.x() : static_cast<float*>(staged(count * row_bytes));
+      for (std::size_t i = 0; i < count; ++i)
+        std::memcpy(x + i * recipe.n_embd, rows.data + pairs[order[done + i]].row * rows.row_stride, row_bytes);
+      if (!host) g.upload(x, static_cast<std::uint32_t>(count));
+      if (const ggml_status status = g.run(backend_.get()); status != GGML_STATUS_SUCCESS)
+        return fatal(std::format("ggml failed to compute on {}: {}.", ggml_backend_dev_name(device_),
+                                 ggml_status_to_string(status)));
+      if (!host) g.download(x, static_cast<std::uint32_t>(count));
+      const float* y = host ? g.out() : x;
+      for (std::size_t i = 0; i < count; ++i)
+        std::memcpy(out + std::size_t{order[done + i]} * recipe.n_embd, y + i * recipe.n_embd, row_bytes);
+      done = end;
+    }
+    return {};
+  }
+
+  Result<PerExpertGraph*> per_expert_graph(const wire::Recipe& recipe, const ExpertTensors& tensors) {
+    for (const auto& graph : per_expert_)
+      if (graph->fits(recipe, tensors)) return graph.get();
+    KVASIR_ASSIGN(auto made, PerExpertGraph::build(recipe, tensors, device_));
+    if (per_expert_.size() >= kPerExpertGraphsMax) per_expert_.erase(per_expert_.begin());
+    per_expert_.push_back(std::move(made));
+    return per_expert_.back().get();
   }
 
   Result<FfnGraph*> cached_graph(const GraphKey& key) {
@@ -183,6 +257,10 @@ class GgmlEngine final : public Engine {
   Cached cached_;                  // most recently used first
   std::unordered_map<GraphKey, Cached::iterator, GraphKeyHash> by_key_;
   InvariantRows invariant_rows_;
+  CallPlan call_plan_;
+  FastPlans fast_plans_;
+  int n_threads_;
+  std::vector<std::unique_ptr<PerExpertGraph>> per_expert_;  // one a recipe and kind of weights: the layers share it
   std::vector<std::byte> staging_;  // for devices whose memory the host cannot address
   std::vector<std::int32_t> staging_ids_;
 };
@@ -192,7 +270,7 @@ class GgmlEngine final : public Engine {
 Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options) {
   KVASIR_ASSIGN(ggml_backend_dev_t device, find_device(options.device));
   KVASIR_ASSIGN(ggml_backend_ptr backend, open_backend(device, options.n_threads));
-  return std::make_unique<GgmlEngine>(device, std::move(backend), options.numerics);
+  return std::make_unique<GgmlEngine>(device, std::move(backend), options.numerics, options.n_threads);
 }
 
 }  // namespace kvasir::ffn

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/expert_set.h"
+#include "ffn/fast_plan.h"
 #include "wire/messages.h"
 #include "wire/recipe.h"
 
@@ -75,6 +76,14 @@ class Engine {
   // As above for one request in other numerics than the engine's own.
   virtual Status compute(wire::Numerics numerics, const wire::Recipe& recipe, const ExpertTensors& tensors,
                          RowsView rows, std::span<const LocalPair> pairs, float* out) = 0;
+
+  // Class fast: the same function by whatever plan is set for the mean rows per expert.
+  // `copies` are the layer's weights in the places that the plans number; each has passed
+  // Engine::check, and at least one is given.
+  virtual Status compute_fast(const wire::Recipe& recipe, std::span<const ExpertTensors> copies, RowsView rows,
+                              std::span<const LocalPair> pairs, float* out) = 0;
+  // For the next compute_fast(); a plan for a copy that a layer lacks falls back to copy 0.
+  virtual void set_fast_plans(const FastPlans& plans) = 0;
 
   // Graphs are cached by the addresses of their tensors: call this before any are freed.
   virtual void forget_graphs() = 0;

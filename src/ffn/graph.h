@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "ffn/engine.h"
+#include "ffn/recipe_ops.h"
 #include "ggml-cpp.h"
 
 namespace kvasir::ffn {
@@ -17,6 +18,14 @@ struct GraphKey {
 };
 struct GraphKeyHash {
   std::size_t operator()(const GraphKey& key) const;
+};
+
+// What the recipe names for a role; a slice may hold side tensors that its architecture never uses.
+struct MatrixTensors {
+  ggml_tensor* matrix = nullptr;
+  ggml_tensor* scale = nullptr;
+  ggml_tensor* bias = nullptr;
+  static MatrixTensors of(const wire::Recipe& recipe, const ExpertTensors& tensors, MatrixRole role);
 };
 
 struct FfnGraph {

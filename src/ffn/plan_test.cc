@@ -39,11 +39,23 @@ std::vector<std::map<std::uint32_t, std::uint32_t>> calls_of(const CallPlan& pla
   return calls;
 }
 
+CallPlan whole_experts(std::span<const LocalPair> pairs, std::uint32_t n_local, std::uint32_t pairs_max) {
+  CallPlan plan;
+  plan.whole_experts(pairs, n_local, pairs_max);
+  return plan;
+}
+CallPlan invariant(std::span<const LocalPair> pairs, std::uint32_t n_local, std::uint32_t rows_max,
+                   std::uint32_t pairs_max) {
+  CallPlan plan;
+  plan.invariant(pairs, n_local, rows_max, pairs_max);
+  return plan;
+}
+
 TEST(Plan, ASmallRequestIsOneCallInItsOwnOrder) {
   const std::vector<LocalPair> pairs{{0, 1}, {1, 0}, {2, 1}};
-  EXPECT_TRUE(plan_whole_experts(pairs, 2, 3).order.empty());
-  EXPECT_EQ(plan_whole_experts(pairs, 2, 3).ends, std::vector<std::uint32_t>{3});
-  EXPECT_TRUE(plan_invariant(pairs, 2, 2, 3).order.empty());
+  EXPECT_TRUE(whole_experts(pairs, 2, 3).order.empty());
+  EXPECT_EQ(whole_experts(pairs, 2, 3).ends, std::vector<std::uint32_t>{3});
+  EXPECT_TRUE(invariant(pairs, 2, 2, 3).order.empty());
 }
 
 TEST(Plan, WholeExpertsAreNeverCutAndCallsStayBelowTheLimit) {
@@ -52,7 +64,7 @@ TEST(Plan, WholeExpertsAreNeverCutAndCallsStayBelowTheLimit) {
     const std::uint32_t n_local = 1 + below(20, rng), n = 1 + below(300, rng), pairs_max = 1 + below(60, rng);
     const std::vector<LocalPair> pairs = random_pairs(n, n_local, rng);
     std::set<std::uint32_t> done;
-    for (const auto& call : calls_of(plan_whole_experts(pairs, n_local, pairs_max), pairs)) {
+    for (const auto& call : calls_of(whole_experts(pairs, n_local, pairs_max), pairs)) {
       std::uint32_t total = 0;
       for (const auto& [expert, rows] : call) {
         EXPECT_TRUE(done.insert(expert).second) << "expert " << expert << " is in two calls";
@@ -69,7 +81,7 @@ TEST(Plan, InvariantCallsBoundRowsPerExpertAndInTotal) {
     const std::uint32_t n_local = 1 + below(20, rng), n = 1 + below(300, rng), rows_max = 1 + below(16, rng);
     const std::uint32_t pairs_max = 1 + below(60, rng);
     const std::vector<LocalPair> pairs = random_pairs(n, n_local, rng);
-    for (const auto& call : calls_of(plan_invariant(pairs, n_local, rows_max, pairs_max), pairs)) {
+    for (const auto& call : calls_of(invariant(pairs, n_local, rows_max, pairs_max), pairs)) {
       std::uint32_t total = 0;
       for (const auto& [expert, rows] : call) {
         EXPECT_LE(rows, rows_max);
