@@ -4,6 +4,7 @@ Standard library only. Every process a test starts is killed and reaped by its p
 test's `Processes` is closed, and by the kernel if the test itself dies.
 """
 
+import atexit
 import contextlib
 import fcntl
 import http.client
@@ -66,6 +67,15 @@ def run(args, env=None, check=True, timeout=RUN_S, **kwargs):
     if check and done.returncode != 0:
         raise AssertionError(f"{' '.join(map(str, args))}\nexit status {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done
+
+
+def preload(name):
+    """A value for LD_PRELOAD: test/preload/NAME.c. A link, because the list is split at spaces, which the build's path may have."""
+    folder = tempfile.mkdtemp(prefix="kvasir-preload-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    link = pathlib.Path(folder) / f"{name}.so"
+    link.symlink_to(BUILD / "test-bin" / f"{name}.so")
+    return link
 
 
 def unused_port():
