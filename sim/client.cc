@@ -53,6 +53,7 @@ Totals Client::totals() const {
     t.invalid += c.invalid_answers;
     t.redispatched += c.redispatched;
     t.requests += c.requests;
+    t.sums_dropped += c.sums_dropped;
   }
   return t;
 }
@@ -210,7 +211,10 @@ void Client::begin_round(std::size_t d) {
     while (experts.size() < top_k) experts.insert(world_.rng.below(kExperts));
     for (std::uint32_t expert : experts) driver.pairs.push_back({row, expert});
   }
-  driver.out.assign(driver.pairs.size(), 0);
+  driver.weights.clear();
+  if (plan_.weighted)
+    for (std::size_t i = 0; i < driver.pairs.size(); ++i) driver.weights.push_back(static_cast<float>(1 + world_.rng.below(7)));
+  driver.out.assign(plan_.weighted ? n_rows : driver.pairs.size(), 0);
   driver.written.assign(driver.pairs.size(), 0);
   driver.started = driver.last_final = world_.now();
   driver.computed = Nanos(0);
@@ -221,11 +225,14 @@ void Client::begin_round(std::size_t d) {
                                              .n_expert = kExperts,
                                              .n_rows = n_rows,
                                              .n_embd = kWidth,
+                                             .row_type = plan_.weighted ? wire::RowType::kF16 : wire::RowType::kF32,
+                                             .result_type = plan_.weighted ? wire::RowType::kF16 : wire::RowType::kF32,
                                              // Low, so that requests are cut; yet no expert of a 40-row round passes it (it
                                              // would be computed locally by right).
                                              .request_rows_max = 28,
                                              .request_pairs_max = 64,
-                                             .pairs = driver.pairs},
+                                             .pairs = driver.pairs,
+                                             .weights = driver.weights},
                                             world_.now());
   if (!begun) return world_.fail("a sound round was refused: " + begun.error().message);
   carry_out(d);
@@ -285,11 +292,11 @@ void Client::take_result(std::size_t d, WorkerIndex w, const Message& message) {
     return drop_link(d, w, 0ms);
   }
   const Verdict verdict = driver.engine->on_result(
-      w, message.id, message.head, message.more, world_.now(), [&](std::uint32_t i, std::uint32_t pair) {
-        driver.out[pair] = message.answers[i] ^ (canary_ == Canary::kWrongRow && world_.chance(0.01) ? 1u : 0u);
-        const bool finite = message.finite[i] && answer_finite(driver, pair);
-        driver.written[pair] += finite;
-        return finite;
+      w, message.id, message.head, message.more, world_.now(), [&](std::uint32_t i, std::uint32_t at) {
+        const bool honest = driver.rows_finite[plan_.weighted ? at : driver.pairs[at].row];
+        const RowState state = honest ? message.states[i] : RowState::kNan;
+        if (state == RowState::kFinite) add_answer(driver, at, message.answers[i]);
+        return state;
       });
   if (verdict == Verdict::kLate && canary_ == Canary::kLateRowTaken && driver.in_round && !message.answers.empty())
     driver.out[0] = message.answers[0];
@@ -307,12 +314,9 @@ void Client::carry_out(std::size_t d) {
     Message message{.kind = Message::Kind::kExec, .id = request.id, .layer = driver.layer};
     for (std::uint32_t row : request.rows) message.rows.push_back(driver.rows[row]);
     message.pairs = request.wire_pairs;
-    // An expert's pairs travel whole.
-    for (const wire::Pair& pair : message.pairs) {
-      const auto in_request = std::ranges::count(message.pairs, pair.expert, &wire::Pair::expert);
-      const auto in_round = std::ranges::count(driver.pairs, pair.expert, &wire::Pair::expert);
-      if (in_request != in_round) world_.fail("an expert's pairs were split over requests");
-    }
+    message.result_type = request.result_type;
+    for (float weight : request.weights) message.weights.push_back(static_cast<std::uint64_t>(weight));
+    check_request(driver, request);
     world_.trace("driver %zu sends %s %llu (%zu pairs) to worker %u", d, request.is_hedge ? "hedge" : "request",
                  static_cast<unsigned long long>(request.id), request.pairs.size(), request.worker);
     if (canary_ == Canary::kLeak) fleet_.on_sent(request.worker, world_.chance(0.01) ? 1 : 0);
@@ -342,7 +346,10 @@ void Client::compute_locally(std::size_t d) {
   std::set<std::uint32_t> experts;
   for (std::uint32_t pair : batch) {
     experts.insert(driver.pairs[pair].expert);
-    driver.out[pair] = oracle(driver.layer, driver.rows[driver.pairs[pair].row], driver.pairs[pair].expert);
+    const std::uint32_t row = driver.pairs[pair].row;
+    const std::uint64_t value = oracle(driver.layer, driver.rows[row], driver.pairs[pair].expert);
+    if (plan_.weighted) driver.out[row] += static_cast<std::uint64_t>(driver.weights[pair]) * value;
+    else driver.out[pair] = value;
     driver.written[pair] = 1;
   }
   const Nanos takes = kLocalPerExpert * static_cast<std::int64_t>(experts.size());
@@ -351,7 +358,7 @@ void Client::compute_locally(std::size_t d) {
   world_.after(takes, [this, d] {
     Driver& self = *drivers_[d];
     self.computing = false;
-    self.engine->local_done([&](std::uint32_t pair) { return answer_finite(self, pair); });
+    self.engine->local_done([&](std::uint32_t pair) { return self.rows_finite[self.pairs[pair].row]; });
     turn(d);
   });
 }
@@ -383,13 +390,47 @@ void Client::check_round(Driver& driver, const Status& status) {
     if (remote_demanded_) world_.fail("a round failed though every worker is well: " + status.error().message);
     return;
   }
-  for (std::size_t i = 0; i < driver.pairs.size(); ++i) {
-    const wire::Pair pair = driver.pairs[i];
-    if (driver.written[i] != 1) return world_.fail("a pair was answered " + std::to_string(driver.written[i]) + " times");
-    if (driver.out[i] != oracle(driver.layer, driver.rows[pair.row], pair.expert)) return world_.fail("a pair has another answer than the oracle's");
-  }
+  check_values(driver);
   if (remote_demanded_ && driver.engine->counters().pairs_local != driver.local_before)
     world_.fail("pairs were computed locally though every worker is well");
+}
+
+void Client::add_answer(Driver& driver, std::uint32_t at, std::uint64_t answer) {
+  const bool changed = canary_ == Canary::kWrongRow && world_.chance(0.01);
+  const bool twice = canary_ == Canary::kSumTwice && world_.chance(0.01);
+  if (plan_.weighted) {
+    driver.out[at] += (answer ^ (changed ? 1u : 0u)) * (twice ? 2 : 1);
+  } else {
+    driver.out[at] = answer ^ (changed ? 1u : 0u);
+    ++driver.written[at];
+  }
+}
+
+void Client::check_request(const Driver& driver, const dispatch::Request& request) {
+  if (plan_.weighted && request.weights.size() != request.pairs.size()) return world_.fail("a pair travels without its weight");
+  for (std::size_t i = 0; i < request.wire_pairs.size(); ++i) {
+    const std::uint32_t expert = request.wire_pairs[i].expert;
+    const auto in_request = std::ranges::count(request.wire_pairs, expert, &wire::Pair::expert);
+    const auto in_round = std::ranges::count(driver.pairs, expert, &wire::Pair::expert);
+    // Per pair, all rows of an expert share a request; sums are asked of what is missing.
+    if (!plan_.weighted && in_request != in_round) world_.fail("an expert's pairs were split over requests");
+    if (plan_.weighted && request.weights[i] != driver.weights[request.pairs[i]]) world_.fail("a pair travels with another's weight");
+  }
+}
+
+void Client::check_values(const Driver& driver) {
+  std::vector<std::uint64_t> sums(driver.rows.size(), 0);
+  for (std::size_t i = 0; i < driver.pairs.size(); ++i) {
+    const wire::Pair pair = driver.pairs[i];
+    const std::uint64_t value = oracle(driver.layer, driver.rows[pair.row], pair.expert);
+    if (plan_.weighted) {
+      sums[pair.row] += static_cast<std::uint64_t>(driver.weights[i]) * value;
+      continue;
+    }
+    if (driver.written[i] != 1) return world_.fail("a pair was answered " + std::to_string(driver.written[i]) + " times");
+    if (driver.out[i] != value) return world_.fail("a pair has another answer than the oracle's");
+  }
+  if (plan_.weighted && driver.out != sums) world_.fail("a row's sum is not the oracle's: a pair counts twice, or not at all");
 }
 
 }  // namespace kvasir::sim

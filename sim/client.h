@@ -13,11 +13,11 @@
 namespace kvasir::sim {
 
 // Bugs planted on purpose: the checks must find each of them.
-enum class Canary { kNone, kWrongRow, kLateRowTaken, kLeak, kNoDeadline };
+enum class Canary { kNone, kWrongRow, kLateRowTaken, kSumTwice, kLeak, kNoDeadline };
 
 struct Totals {
   std::uint64_t rounds = 0, failed_rounds = 0, pairs_remote = 0, pairs_local = 0, hedges = 0, late = 0, invalid = 0,
-      redispatched = 0, requests = 0;
+      redispatched = 0, requests = 0, sums_dropped = 0;
 };
 
 class Client {
@@ -27,6 +27,7 @@ class Client {
     std::size_t rounds_per_driver = 40;
     bool local_allowed = true;
     bool input_has_nan = false;  // rows whose honest answer is not finite
+    bool weighted = false;       // answers are weighted sums, in a narrow row type
   };
   Client(World& world, std::vector<std::unique_ptr<Worker>>& workers, const Plan& plan, std::uint64_t seed, Canary canary);
 
@@ -66,10 +67,11 @@ class Client {
     bool in_round = false;
     std::uint32_t layer = 0;
     std::vector<wire::Pair> pairs;
+    std::vector<float> weights;  // small whole numbers; empty: rows per pair
     std::vector<std::uint64_t> rows;
     std::vector<bool> rows_finite;
-    std::vector<std::uint64_t> out;
-    std::vector<int> written;
+    std::vector<std::uint64_t> out;  // per pair, or sums per row
+    std::vector<int> written;        // per pair; unused with sums, where a second time changes the sum
     TimePoint started{}, last_final{}, wake_at{};
     Nanos computed{};
     std::uint64_t local_before = 0;
@@ -88,8 +90,10 @@ class Client {
   void carry_out(std::size_t d);
   void compute_locally(std::size_t d);
   void end_round(std::size_t d);
+  void add_answer(Driver& driver, std::uint32_t at, std::uint64_t answer);
   void check_round(Driver& driver, const Status& status);
-  bool answer_finite(const Driver& driver, std::uint32_t pair) const { return driver.rows_finite[driver.pairs[pair].row]; }
+  void check_request(const Driver& driver, const dispatch::Request& request);
+  void check_values(const Driver& driver);
 
   World& world_;
   std::vector<std::unique_ptr<Worker>>& workers_;

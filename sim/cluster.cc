@@ -164,27 +164,43 @@ void Worker::start_next() {
   });
 }
 
+std::vector<std::uint64_t> Worker::answers_to(const Message& request) {
+  std::vector<std::uint64_t> rows(request.weights.empty() ? request.pairs.size() : request.rows.size(), 0);
+  for (std::size_t i = 0; i < request.pairs.size(); ++i) {
+    const wire::Pair pair = request.pairs[i];
+    const std::uint64_t value = oracle(request.layer, request.rows.at(pair.row), pair.expert);
+    if (request.weights.empty()) rows[i] = value;
+    else rows[pair.row] += request.weights[i] * value;
+  }
+  return rows;
+}
+
 void Worker::answer(const Job& job) {
   busy_ = false;
   if (const auto to = job.from.lock()) {
     const Message& request = job.request;
-    const auto n = static_cast<std::uint32_t>(request.pairs.size());
+    const std::vector<std::uint64_t> rows = answers_to(request);
+    const auto n = static_cast<std::uint32_t>(rows.size());
     const int copies = world_.chance(twice_chance) ? 2 : 1;
     for (int copy = 0; copy < copies; ++copy) {
       const std::uint32_t per_frame = world_.chance(0.3) ? 1 + world_.rng.below(n) : n;
       for (std::uint32_t first = 0; first < n; first += per_frame) {
         Message frame{.kind = Message::Kind::kResult, .id = request.id};
         const std::uint32_t count = std::min(per_frame, n - first);
-        frame.head = {.n_embd = kWidth, .first_row = first, .n_rows = count, .total_rows = n, .compute_us = 0};
+        frame.head = {.row_type = request.result_type, .n_embd = kWidth, .first_row = first, .n_rows = count, .total_rows = n, .compute_us = 0};
         frame.more = first + count < n;
         for (std::uint32_t i = first; i < first + count; ++i) {
-          const wire::Pair pair = request.pairs[i];
-          frame.answers.push_back(oracle(request.layer, request.rows.at(pair.row), pair.expert));
-          frame.finite.push_back(true);
+          frame.answers.push_back(rows[i]);
+          frame.states.push_back(RowState::kFinite);
         }
         if (world_.chance(nan_chance)) {
           const std::uint32_t at = world_.rng.below(count);
-          frame.finite[at] = false;
+          frame.states[at] = RowState::kNan;
+          frame.answers[at] ^= 1;
+        }
+        if (request.result_type != wire::RowType::kF32 && world_.chance(overflow_chance)) {  // no fault
+          const std::uint32_t at = world_.rng.below(count);
+          frame.states[at] = RowState::kInfinite;
           frame.answers[at] ^= 1;
         }
         if (world_.chance(damage_chance)) {
@@ -197,7 +213,7 @@ void Worker::answer(const Job& job) {
             case 1: frame.head.first_row += 1; break;
             case 2: frame.head.n_embd += 8; break;
             case 3: frame.more = !frame.more; break;
-            default: frame.head.row_type = wire::RowType::kF16;
+            default: frame.head.row_type = wire::RowType::kBF16;
           }
         }
         to->reply(std::move(frame));
@@ -289,7 +305,7 @@ void Worker::slow_some_connection(Nanos by, Nanos duration) {
 
 void Worker::heal() {
   slowness = 1;
-  nan_chance = damage_chance = shape_chance = twice_chance = error_chance = 0;
+  nan_chance = overflow_chance = damage_chance = shape_chance = twice_chance = error_chance = 0;
   lies_in_pongs = false;
 }
 

@@ -9,17 +9,21 @@
 #include <vector>
 
 #include "base/expert_set.h"
+#include "dispatch/core/round_engine.h"
 #include "sim/world.h"
 #include "wire/messages.h"
 
 namespace kvasir::sim {
+
+using dispatch::RowState;
 
 inline constexpr std::uint32_t kLayers = 3;
 inline constexpr std::uint32_t kExperts = 24;
 inline constexpr std::uint32_t kWidth = 8;
 
 // A row is a number; an expert's answer for it is a hash, so that a row, expert or layer
-// mixed up anywhere gives another value.
+// mixed up anywhere gives another value. Weighted sums are taken modulo 2^64, where the order
+// of additions does not matter: a pair that counts twice or not at all changes them.
 std::uint64_t oracle(std::uint32_t layer, std::uint64_t row, std::uint32_t expert);
 wire::LayerId layer_id(std::uint32_t layer);
 
@@ -31,11 +35,13 @@ struct Message {
   std::uint32_t layer = 0;
   std::vector<std::uint64_t> rows{};
   std::vector<wire::Pair> pairs{};
+  std::vector<std::uint64_t> weights{};  // one per pair: sums are wanted
+  wire::RowType result_type = wire::RowType::kF32;
   // kResult
   wire::ResultHead head{};
   bool more = false;
   std::vector<std::uint64_t> answers{};
-  std::vector<bool> finite{};
+  std::vector<RowState> states{};
   bool damaged = false;  // the checksum does not match
   // others
   wire::ErrorCode code = wire::ErrorCode::kUnknown;
@@ -107,7 +113,7 @@ class Worker {
   std::uint32_t index = 0;
   // Set for a while by the fault schedule.
   double slowness = 1;
-  double nan_chance = 0, damage_chance = 0, shape_chance = 0, twice_chance = 0, error_chance = 0;
+  double nan_chance = 0, overflow_chance = 0, damage_chance = 0, shape_chance = 0, twice_chance = 0, error_chance = 0;
   bool lies_in_pongs = false;  // its clock jumped: figures in PONG are nonsense
 
  private:
@@ -117,6 +123,7 @@ class Worker {
   };
   void start_next();
   void answer(const Job& job);
+  static std::vector<std::uint64_t> answers_to(const Message& request);
   Connection* some_connection();
   void close_all();
 

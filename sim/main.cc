@@ -29,6 +29,7 @@ int run_seeds(std::uint64_t first, std::uint64_t n) {
     sum.late += outcome.totals.late;
     sum.invalid += outcome.totals.invalid;
     sum.redispatched += outcome.totals.redispatched;
+    sum.sums_dropped += outcome.totals.sums_dropped;
     if (outcome.failure.empty()) continue;
     ++failed;
     std::printf("seed %llu: %s\n  replay: kvasir-sim --seed %llu -v\n", static_cast<unsigned long long>(seed),
@@ -36,9 +37,9 @@ int run_seeds(std::uint64_t first, std::uint64_t n) {
   }
   const auto ull = [](std::uint64_t value) { return static_cast<unsigned long long>(value); };
   std::printf("%llu seeds, %llu failed; %llu rounds (%llu refused for want of a replica), %llu pairs remote, %llu local, "
-              "%llu hedges, %llu experts placed anew, %llu late, %llu invalid answers; %llu events in %.1f s\n",
+              "%llu hedges, %llu experts placed anew, %llu late, %llu invalid answers, %llu sums dropped; %llu events in %.1f s\n",
               ull(n), ull(failed), ull(sum.rounds), ull(sum.failed_rounds), ull(sum.pairs_remote), ull(sum.pairs_local),
-              ull(sum.hedges), ull(sum.redispatched), ull(sum.late), ull(sum.invalid), ull(steps),
+              ull(sum.hedges), ull(sum.redispatched), ull(sum.late), ull(sum.invalid), ull(sum.sums_dropped), ull(steps),
               std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   return failed == 0 ? 0 : 1;
 }
@@ -49,6 +50,7 @@ int run_canaries() {
     const char* name;
   } kCanaries[] = {{Canary::kWrongRow, "a changed answer"},
                    {Canary::kLateRowTaken, "a late answer taken"},
+                   {Canary::kSumTwice, "a sum counted twice"},
                    {Canary::kLeak, "a leaked request"},
                    {Canary::kNoDeadline, "deadlines ignored"}};
   constexpr std::uint64_t kSeeds = 60;

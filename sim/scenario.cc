@@ -39,7 +39,7 @@ class Faults {
       case 9: worker.drain_and_restart(world_.between(1ms, 500ms)); break;
       case 10: worker.change_holdings(); break;
       case 11: for_a_while(worker, [&] { worker.slowness = 2 + 40 * world_.rng.unit(); }); break;
-      case 12: for_a_while(worker, [&] { worker.nan_chance = 0.3; }); break;
+      case 12: for_a_while(worker, [&] { (world_.chance(0.5) ? worker.nan_chance : worker.overflow_chance) = 0.3; }); break;
       case 13: for_a_while(worker, [&] { (world_.chance(0.5) ? worker.damage_chance : worker.shape_chance) = 0.3; }); break;
       case 14: for_a_while(worker, [&] { worker.twice_chance = 0.5; worker.error_chance = 0.2; }); break;
       default: for_a_while(worker, [&] { worker.lies_in_pongs = true; }); break;
@@ -71,8 +71,9 @@ Outcome run_scenario(std::uint64_t seed, Canary canary, bool verbose) {
                           .input_has_nan = false};
   Client::Plan actual = plan;
   actual.input_has_nan = plan.local_allowed && world.chance(0.2);
-  world.trace("%zu workers, %u draws of a replica per expert, %zu drivers, local compute %s", n_workers, replicas,
-              plan.n_drivers, plan.local_allowed ? "allowed" : "off");
+  actual.weighted = world.chance(0.5);
+  world.trace("%zu workers, %u draws of a replica per expert, %zu drivers, local compute %s, %s", n_workers, replicas,
+              plan.n_drivers, plan.local_allowed ? "allowed" : "off", actual.weighted ? "sums" : "rows per pair");
   Client client(world, workers, actual, seed ^ 0x5eed, canary);
   Faults faults(world, workers);
   world.run([&] { return client.finished(); });

@@ -120,11 +120,18 @@ struct Round {
   std::size_t row_stride = 0;      // floats
   std::uint32_t n_rows = 0;
   std::span<const wire::Pair> pairs;  // experts are the model's ids, < recipe.n_expert
-  float* out = nullptr;            // pair i at out + i * n_embd
+  // One finite weight per pair, in numerics fast only: the workers then answer with sums.
+  // Empty: every pair's own output is wanted.
+  std::span<const float> weights{};
+  // Pair i at out + i * n_embd. With weights: row r at out + r * n_embd, the sum over its pairs
+  // of weight * expert output; 0 for a row without pairs.
+  float* out = nullptr;
+  bool weighted() const { return !weights.empty(); }
 };
 
 // Computes `pairs[index]` for each index given into round.out; all uses of an expert that
-// are missing are passed in one call, so that exact numerics hold.
+// are missing are passed in one call, so that exact numerics hold. With weights: adds weight *
+// output to the row's sum.
 using LocalCompute = std::function<Status(const Round& round, std::span<const std::uint32_t> indices)>;
 
 // How to hand the experts of a layer to a worker that offers memory.

@@ -58,7 +58,10 @@ Status Driver::give_up(const std::exception& error) {
 
 Status Driver::run_round(const Round& round, const LocalCompute& local) {
   const TimePoint start = monotonic_now();
+  if (round.weighted()) std::fill_n(round.out, std::size_t{round.n_rows} * round.layer->recipe.n_embd, 0.0f);
   if (round.pairs.empty()) return {};
+  if (round.weighted() && shared_.options.numerics != wire::Numerics::kFast)
+    return fix_input("weighted sums are not what this numeric class promises; choose KVASIR_NUMERICS=fast.");
   Status status;
   if (!shared_.remote || round.layer->recipe_id >= wire::kRecipesMax) {
     status = run_local_only(round, local);
@@ -143,13 +146,15 @@ Status Driver::drive(const Round& round, const LocalCompute& local) {
                               .n_embd = recipe.n_embd,
                               .row_type = options.row_type,
                               .result_type = options.result_type,
-                              .request_rows_max = exec_rows_max(*row_size),
-                              .request_pairs_max = exec_pairs_max(*result_size),
-                              .pairs = round.pairs},
+                              // In the widest type: what overflows a narrow one travels in that.
+                              .request_rows_max = exec_rows_max(recipe.n_embd * sizeof(float)),
+                              .request_pairs_max = exec_pairs_max(recipe.n_embd * sizeof(float)),
+                              .pairs = round.pairs,
+                              .weights = round.weights},
                              monotonic_now()));
   }
   carry_out(round);
-  warm_for_writing(round.out, round.pairs.size() * recipe.n_embd);
+  if (!round.weighted()) warm_for_writing(round.out, round.pairs.size() * recipe.n_embd);
   Status local_status;
   TimePoint spin_until = monotonic_now() + options.spin;
   while (!engine_.finished()) {
@@ -190,7 +195,9 @@ Status Driver::compute_here(const Round& round, const LocalCompute& local) {
   if (indices.empty()) return {};
   KVASIR_TRY(local(round, indices));
   const std::size_t n_embd = round.layer->recipe.n_embd;
-  engine_.local_done([&](std::uint32_t pair) { return all_finite({round.out + pair * n_embd, n_embd}); });
+  engine_.local_done([&](std::uint32_t pair) {
+    return all_finite({round.out + (round.weighted() ? round.pairs[pair].row : pair) * n_embd, n_embd});
+  });
   return {};
 }
 
@@ -224,21 +231,22 @@ void Driver::carry_out(const Round& round) {
   engine_.quarantined.clear();
 }
 
-ByteSpan Driver::rows_of(const Round& round, const Request& request, DataLink& data, bool& in_place) {
+Driver::Rows Driver::rows_of(const Round& round, const Request& request, DataLink& data) {
   const std::size_t n_embd = round.layer->recipe.n_embd;
   const auto n_rows = static_cast<std::uint32_t>(request.rows.size());
-  const wire::RowType type = shared_.options.row_type;
   const bool consecutive = request.rows.back() - request.rows.front() + 1 == n_rows;  // they ascend
-  in_place = type == wire::RowType::kF32 && consecutive && (round.row_stride == n_embd || n_rows == 1);
-  if (in_place)
-    return std::as_bytes(std::span(round.rows + request.rows.front() * round.row_stride, n_rows * n_embd));
+  wire::RowType type = request.row_type;
+  if (type == wire::RowType::kF32 && consecutive && (round.row_stride == n_embd || n_rows == 1))
+    return {std::as_bytes(std::span(round.rows + request.rows.front() * round.row_stride, n_rows * n_embd)), type, true};
+  const auto row = [&](std::uint32_t r) { return std::span(round.rows + request.rows[r] * round.row_stride, n_embd); };
+  for (std::uint32_t r = 0; r < n_rows; ++r)
+    if (!fits(type, row(r))) type = wire::RowType::kBF16;
   const std::size_t row_size = *wire::row_bytes(type, round.layer->recipe.n_embd);
   if (!data.gathered || data.gathered.use_count() > 1) data.gathered = std::make_shared<Bytes>();
   data.gathered->resize(n_rows * row_size);
   for (std::uint32_t r = 0; r < n_rows; ++r)
-    wire::encode_row(type, {round.rows + request.rows[r] * round.row_stride, n_embd},
-                     std::span(*data.gathered).subspan(r * row_size, row_size));
-  return *data.gathered;
+    wire::encode_row(type, row(r), std::span(*data.gathered).subspan(r * row_size, row_size));
+  return {*data.gathered, type, false};
 }
 
 void Driver::send_request(const Round& round, const Request& request) {
@@ -254,24 +262,23 @@ void Driver::send_request(const Round& round, const Request& request) {
     count_sent(request.worker, frame.size());
     if (!link.writer.send(*link.stream, frame)) return drop_link(request.worker, Nanos(0));
   }
-  bool in_place = false;
-  const ByteSpan rows = rows_of(round, request, data, in_place);
+  const Rows rows = rows_of(round, request, data);
   const wire::ExecHead head{.recipe_id = layer.recipe_id,
                             .numerics = shared_.options.numerics,
-                            .row_type = shared_.options.row_type,
-                            .result_type = shared_.options.result_type,
-                            .result_kind = wire::ResultKind::kPerPair,
+                            .row_type = rows.type,
+                            .result_type = request.result_type,
+                            .result_kind = round.weighted() ? wire::ResultKind::kWeightedSum : wire::ResultKind::kPerPair,
                             .n_rows = static_cast<std::uint32_t>(request.rows.size()),
                             .n_pairs = static_cast<std::uint32_t>(request.wire_pairs.size()),
                             .n_embd = layer.recipe.n_embd};
-  const Result<Bytes> prefix = wire::encode_exec_prefix(request.id, head, request.wire_pairs, {}, rows, link.checksum());
+  const Result<Bytes> prefix = wire::encode_exec_prefix(request.id, head, request.wire_pairs, request.weights, rows.bytes, link.checksum());
   if (!prefix) {
     shared_.log(prefix.error().message);
     return drop_link(request.worker, Nanos(0));
   }
-  count_sent(request.worker, prefix->size() + rows.size());
-  const Status sent = in_place ? link.writer.send(*link.stream, *prefix, rows)
-                               : link.writer.send_shared(*link.stream, *prefix, rows, data.gathered);
+  count_sent(request.worker, prefix->size() + rows.bytes.size());
+  const Status sent = rows.in_place ? link.writer.send(*link.stream, *prefix, rows.bytes)
+                                    : link.writer.send_shared(*link.stream, *prefix, rows.bytes, data.gathered);
   if (!sent) drop_link(request.worker, Nanos(0));
 }
 

@@ -36,8 +36,14 @@ class Driver final : public RoundDriver {
   void wait_for_first_links();
   void carry_out(const Round& round);
   void send_request(const Round& round, const Request& request);
-  // The rows of a request as they travel: in place where they lie so, else gathered.
-  ByteSpan rows_of(const Round& round, const Request& request, DataLink& data, bool& in_place);
+  struct Rows {
+    ByteSpan bytes;
+    wire::RowType type;
+    bool in_place;
+  };
+  // The rows of a request as they travel: in place where they lie so, else gathered. In bf16
+  // if one of them overflows the narrower range of the type asked for.
+  Rows rows_of(const Round& round, const Request& request, DataLink& data);
 
   // Reads whatever has come. `timeout` 0: looks only. Returns when something came, or after it.
   void poll_links(Nanos timeout);
@@ -62,6 +68,7 @@ class Driver final : public RoundDriver {
   std::vector<pollfd> fds_;
   std::vector<WorkerIndex> fd_workers_;
   std::vector<std::uint32_t> all_pairs_;
+  std::vector<float> decoded_;  // one row of an answer, before it is added to a sum
   bool waited_ = false;
   RoundCounters told_;  // what the statistics know already
   std::uint64_t bytes_sent_ = 0, bytes_received_ = 0;

@@ -141,13 +141,23 @@ bool Driver::on_result_frame(WorkerIndex w, const net::Frame& frame) {
   const bool more = (frame.header.flags & wire::kFlagMore) != 0;
   const std::size_t row_size = view->rows.size() / std::max<std::size_t>(head.n_rows, 1);
   const std::size_t n_embd = head.n_embd;  // the engine takes only the round's own width
+  const bool sums = round_ != nullptr && round_->weighted();
+  if (sums && decoded_.size() < n_embd) decoded_.resize(n_embd);
   const Verdict verdict =
-      engine_.on_result(w, frame.header.request_id, head, more, monotonic_now(), [&](std::uint32_t i, std::uint32_t pair) {
-        const std::span<float> out(round_->out + pair * n_embd, n_embd);
+      engine_.on_result(w, frame.header.request_id, head, more, monotonic_now(), [&](std::uint32_t i, std::uint32_t at) {
+        const std::span<float> out(round_->out + at * n_embd, n_embd);
+        const std::span<float> to = sums ? std::span(decoded_).first(n_embd) : out;
         const ByteSpan row = view->rows.subspan(i * row_size, row_size);
-        if (head.row_type == wire::RowType::kF32) return copy_finite(row.data(), out.data(), n_embd);
-        wire::decode_row(head.row_type, row, out);
-        return all_finite(out);
+        bool finite;
+        if (head.row_type == wire::RowType::kF32) {
+          finite = copy_finite(row.data(), to.data(), n_embd);
+        } else {
+          wire::decode_row(head.row_type, row, to);
+          finite = all_finite(to);
+        }
+        if (!finite) return has_nan(to) ? RowState::kNan : RowState::kInfinite;
+        if (sums) add_row(to, out);
+        return RowState::kFinite;
       });
   return verdict != Verdict::kInvalid;
 }

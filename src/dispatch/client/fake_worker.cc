@@ -132,14 +132,19 @@ bool FakeWorker::answer(Connection& c, std::uint64_t id, const wire::ExecView& e
   if (const auto delay = faults.delay_ns.load(); delay > 0) std::this_thread::sleep_for(Nanos(delay));
   if (take(faults.busy))
     return send(c, wire::encode_frame(wire::FrameType::kError, id, wire::ErrorMessage{wire::ErrorCode::kBusy, "the queue is full."}, checksum));
-  const std::uint32_t n = exec.head.n_pairs;
+  const bool sums = exec.head.result_kind == wire::ResultKind::kWeightedSum;
+  const std::uint32_t n = sums ? exec.head.n_rows : exec.head.n_pairs;
   std::vector<float> rows(std::size_t{n} * n_embd_), in(n_embd_);
   const std::size_t row_in = *wire::row_bytes(exec.head.row_type, n_embd_);
   const std::size_t row_out = *wire::row_bytes(exec.head.result_type, n_embd_);
-  for (std::uint32_t i = 0; i < n; ++i) {
+  for (std::uint32_t i = 0; i < exec.head.n_pairs; ++i) {
     const wire::Pair pair = exec.pair(i);
     wire::decode_row(exec.head.row_type, exec.rows.subspan(pair.row * row_in, row_in), in);
-    for (std::uint32_t j = 0; j < n_embd_; ++j) rows[std::size_t{i} * n_embd_ + j] = fake_expert(in[j], pair.expert);
+    for (std::uint32_t j = 0; j < n_embd_; ++j) {
+      const float value = fake_expert(in[j], pair.expert);
+      if (sums) rows[std::size_t{pair.row} * n_embd_ + j] += exec.weight(i) * value;
+      else rows[std::size_t{i} * n_embd_ + j] = value;
+    }
   }
   if (take(faults.nan)) rows[rows.size() / 2] = std::numeric_limits<float>::quiet_NaN();
   Bytes encoded(n * row_out);

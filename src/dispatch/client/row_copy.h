@@ -8,6 +8,7 @@
 #include <span>
 
 #include "base/bytes.h"
+#include "wire/messages.h"
 
 namespace kvasir::dispatch {
 
@@ -42,11 +43,54 @@ inline bool copy_finite(const std::byte* from, float* to, std::size_t n) {
   return any == 0;
 }
 
-inline bool all_finite(std::span<const float> values) {
-  std::uint32_t bad = 0;
-  for (const float value : values)
-    bad |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(value) & kExponent) == kExponent);
-  return bad == 0;
+// The largest bits of a value without its sign: as integers these order like the values, with
+// infinity and then NaN above all others.
+inline std::uint32_t largest_bits(std::span<const float> values) {
+  using Bits4 [[gnu::vector_size(16)]] = std::int32_t;  // signed: SSE2 has no other comparison
+  constexpr Bits4 kNoSign = {0x7fffffff, 0x7fffffff, 0x7fffffff, 0x7fffffff};
+  Bits4 top = {}, top2 = {};
+  std::size_t i = 0;
+  for (; i + 8 <= values.size(); i += 8) {
+    Bits4 a, b;
+    std::memcpy(&a, values.data() + i, 16);
+    std::memcpy(&b, values.data() + i + 4, 16);
+    a &= kNoSign;
+    b &= kNoSign;
+    top = top > a ? top : a;
+    top2 = top2 > b ? top2 : b;
+  }
+  top = top > top2 ? top : top2;
+  auto largest = static_cast<std::uint32_t>(std::max(std::max(top[0], top[1]), std::max(top[2], top[3])));
+  for (; i < values.size(); ++i) largest = std::max(largest, std::bit_cast<std::uint32_t>(values[i]) & 0x7fffffff);
+  return largest;
+}
+
+inline bool all_finite(std::span<const float> values) { return largest_bits(values) < kExponent; }
+inline bool has_nan(std::span<const float> values) { return largest_bits(values) > kExponent; }
+
+// Whether every value stays finite in that type (docs/protocol.md, section 5).
+inline bool fits(wire::RowType type, std::span<const float> values) {
+  switch (type) {
+    case wire::RowType::kF16: return largest_bits(values) < std::bit_cast<std::uint32_t>(65520.0f);
+    case wire::RowType::kQ8: return largest_bits(values) < std::bit_cast<std::uint32_t>(8.3e6f);
+    case wire::RowType::kF32:
+    case wire::RowType::kBF16: break;
+  }
+  return true;  // the widest there is; what overflows even that is recomputed
+}
+
+// sum += row
+inline void add_row(std::span<const float> row, std::span<float> sum) {
+  using Float4 [[gnu::vector_size(16)]] = float;
+  std::size_t i = 0;
+  for (; i + 4 <= row.size(); i += 4) {
+    Float4 a, b;
+    std::memcpy(&a, row.data() + i, 16);
+    std::memcpy(&b, sum.data() + i, 16);
+    b += a;
+    std::memcpy(sum.data() + i, &b, 16);
+  }
+  for (; i < row.size(); ++i) sum[i] += row[i];
 }
 
 // Calls the cache lines of an output in for writing. After some milliseconds of other work an

@@ -4,10 +4,12 @@
 #include <map>
 #include <set>
 
-#include "dispatch/core/round_engine.h"
+#include "dispatch/core/test_cluster.h"
 
 namespace kvasir::dispatch {
 namespace {
+
+using namespace testing;
 
 using namespace std::chrono_literals;
 
@@ -46,18 +48,6 @@ TEST(LatencyModel, RatioQuantileIsAnUpperEstimate) {
   EXPECT_GE(model.ratio_quantile(0.95), 1.40);  // uniform over [0.5, 1.5] of the mean: 1.45
   EXPECT_LE(model.ratio_quantile(0.95), 1.80);
   EXPECT_LE(model.ratio_quantile(0.5), 1.25);
-}
-
-wire::LayerId layer_id(std::uint8_t n) {
-  wire::LayerId id{};
-  id[0] = std::byte{n};
-  return id;
-}
-
-wire::Holdings holds(std::uint32_t begin, std::uint32_t end, std::uint8_t layer = 1) {
-  wire::Holding entry{.layer_id = layer_id(layer), .layer = layer, .n_expert = 64, .n_embd = 4, .experts = {}};
-  entry.experts.add({begin, end});
-  return {{entry}};
 }
 
 TEST(RouteTable, ListsReplicasAndMergesSlicesOfOneWorker) {
@@ -174,60 +164,6 @@ TEST(Fleet, DeadlinesScaleWithPairsAndStayInBounds) {
   EXPECT_GE(large.hedge, 4s);
   EXPECT_GE(large.final, 8s);
 }
-
-// A round on a tiny cluster: worker w holds what the test says; answers are given by hand.
-struct Cluster {
-  explicit Cluster(std::size_t n, bool local = true, Tuning t = {}) : tuning(t), fleet(n, t, 3), engine(n, local, t) {}
-
-  void up(WorkerIndex w, wire::Holdings holdings) {
-    fleet.on_connected(w, 1ms);
-    fleet.on_holdings(w, std::move(holdings));
-    engine.link_up(w);
-  }
-  void measure(WorkerIndex w, Nanos latency) {
-    for (int i = 0; i < 64; ++i)
-      for (std::uint32_t size : {1u, 2u, 4u, 8u, 16u})
-        fleet.apply({.kind = Report::Kind::kAnswer, .worker = w, .pairs = size, .latency = latency}, now);
-  }
-  Status begin(std::vector<wire::Pair> p, std::uint32_t n_rows = 4) {
-    pairs = std::move(p);
-    written.assign(pairs.size(), 0);
-    return engine.begin(fleet, {.key = {layer_id(1)}, .layer = 1, .n_expert = 64, .n_rows = n_rows, .n_embd = 4,
-                                .request_rows_max = 1024, .request_pairs_max = 4096, .pairs = pairs}, now);
-  }
-  // Takes over the orders to send.
-  std::vector<Request> sent() {
-    std::vector<Request> out;
-    for (std::uint32_t i : engine.to_send) out.push_back(engine.request(i));
-    engine.to_send.clear();
-    return out;
-  }
-  Verdict answer(const Request& request, bool finite = true, std::uint32_t n_embd = 4) {
-    const auto n = static_cast<std::uint32_t>(request.pairs.size());
-    return engine.on_result(request.worker, request.id, {.n_embd = n_embd, .first_row = 0, .n_rows = n, .total_rows = n}, false, now,
-                            [&](std::uint32_t, std::uint32_t pair) {
-                              if (finite) ++written[pair];
-                              return finite;
-                            });
-  }
-  void step(Nanos by) {
-    now += by;
-    if (engine.needs_advance(now)) engine.advance(fleet, now);
-  }
-  void run_local(bool finite = true) {
-    for (std::uint32_t pair : engine.take_local(false)) ++written[pair];
-    engine.local_done([&](std::uint32_t) { return finite; });
-  }
-
-  Tuning tuning;
-  TimePoint now{1s};
-  Fleet fleet;
-  RoundEngine engine;
-  std::vector<wire::Pair> pairs;
-  std::vector<int> written;
-};
-
-const std::vector<wire::Pair> kTwoRows = {{0, 1}, {0, 9}, {1, 9}, {1, 3}, {3, 1}};
 
 TEST(RoundEngine, SendsEachNeededRowOnceAndKeepsAnExpertTogether) {
   Cluster c(2);

@@ -91,8 +91,8 @@ Verdict RoundEngine::check_result(WorkerIndex w, std::uint64_t id, const wire::R
     return Verdict::kUnknown;
   }
   // Frames of one answer come in order and without gaps, and `more` says the truth.
-  const std::uint32_t total = static_cast<std::uint32_t>(request->pairs.size());
-  const bool fits = head.n_embd == input_.n_embd && head.row_type == input_.result_type && head.total_rows == total &&
+  const std::uint32_t total = request->answer_rows();
+  const bool fits = head.n_embd == input_.n_embd && head.row_type == request->result_type && head.total_rows == total &&
                     head.first_row == request->received && head.n_rows > 0 && head.n_rows <= total - request->received &&
                     more == (request->received + head.n_rows < total);
   if (fits) return Verdict::kTaken;
@@ -102,7 +102,7 @@ Verdict RoundEngine::check_result(WorkerIndex w, std::uint64_t id, const wire::R
 
 void RoundEngine::result_taken(Request& request, const wire::ResultHead& head, TimePoint now) {
   request.received += head.n_rows;
-  if (request.received < request.pairs.size()) return;
+  if (request.received < request.answer_rows()) return;
   answer_came(request.worker);
   request.open = false;
   stop_waiting(request);
@@ -113,23 +113,54 @@ void RoundEngine::result_taken(Request& request, const wire::ResultHead& head, T
                       .latency = now - request.sent_at});
 }
 
-void RoundEngine::pair_answered(std::uint32_t pair, WorkerIndex w) {
-  answered_[pair] = 1;
-  --remaining_;
-  --groups_[pair_group_[pair]].missing;
-  ++counters_.pairs_remote;
-  for (const Doubt& doubt : doubts_)
-    if (doubt.pair == pair && doubt.worker != w) was_wrong(doubt.worker);
+// Whether the sum in an answer's row can be counted.
+bool RoundEngine::sum_wanted(const Request& request, std::uint32_t wire_row) {
+  const std::span<const std::uint32_t> pairs = request.pairs_of(wire_row);
+  const auto counted = std::ranges::count_if(pairs, [&](std::uint32_t pair) { return answered_[pair] != 0; });
+  if (counted == 0) return true;
+  if (counted == std::ssize(pairs)) return false;
+  ++counters_.sums_dropped;
+  // No fault of the worker's: it may be asked again for the rest.
+  for (std::uint32_t pair : pairs) {
+    Group& group = groups_[pair_group_[pair]];
+    const auto end = group.tried.begin() + group.n_tried;
+    group.n_tried -= static_cast<std::uint8_t>(end - std::remove(group.tried.begin(), end, request.worker));
+  }
+  return false;
 }
 
-void RoundEngine::was_wrong(WorkerIndex w) {
-  // In a narrower type than f32 an honest row may overflow on the way.
-  if (input_.row_type == wire::RowType::kF32 && input_.result_type == wire::RowType::kF32) blame(w);
+void RoundEngine::pair_came(const Request& request, std::uint32_t pair, RowState state) {
+  Group& group = groups_[pair_group_[pair]];
+  if (state == RowState::kFinite) {
+    answered_[pair] = 1;
+    --remaining_;
+    --group.missing;
+    ++counters_.pairs_remote;
+    if (input_.weighted()) return;
+    for (const Doubt& doubt : doubts_)
+      if (doubt.pair == pair && doubt.worker != request.worker) blame(doubt.worker);
+    return;
+  }
+  const wire::RowType type = request.result_type;
+  const bool narrow = type != wire::RowType::kF32;
+  // Rounding to a narrower type can make an infinity, and in q8 a NaN, of an honest value.
+  const bool may_be_honest = narrow && (state == RowState::kInfinite || type == wire::RowType::kQ8);
+  if (!may_be_honest) doubts_.push_back({pair, request.worker});
+  if (!narrow) {
+    group.not_finite = true;
+  } else if (!group.wide) {
+    group.wide = true;
+    group.n_tried = 0;
+  }
 }
 
-void RoundEngine::pair_not_finite(std::uint32_t pair, WorkerIndex w) {
-  groups_[pair_group_[pair]].not_finite = true;
-  doubts_.push_back({pair, w});
+// A finite round: whoever sent a sum that was not is wrong, unless its row's honest sum is not either.
+void RoundEngine::judge_sums() {
+  if (!input_.weighted() || remaining_ > 0) return;
+  for (const Doubt& doubt : doubts_) {
+    const auto excuses = [&](const Doubt& other) { return other.excused && input_.pairs[other.pair].row == input_.pairs[doubt.pair].row; };
+    if (std::ranges::none_of(doubts_, excuses)) blame(doubt.worker);
+  }
 }
 
 void RoundEngine::blame(WorkerIndex w) {
@@ -273,6 +304,7 @@ void RoundEngine::retry_parked(Fleet& fleet, TimePoint now) {
 // --- the end -----------------------------------------------------------------------------
 
 Status RoundEngine::end(Fleet& fleet, TimePoint now) {
+  judge_sums();
   for (std::size_t i = 0; i < n_requests_; ++i) {
     Request& request = requests_[i];
     if (!request.open) continue;
@@ -295,6 +327,8 @@ void RoundEngine::abandon() {
   n_requests_ = 0;
   remaining_ = 0;
   input_.pairs = {};
+  input_.weights = {};
+  input_.worker_types = {};
   groups_.clear();
   unplaced_.clear();
   local_groups_.clear();
@@ -317,6 +351,7 @@ std::span<const std::uint32_t> RoundEngine::take_local(bool one_expert) {
     local_batch_groups_.push_back(g);
     for (std::uint32_t i = 0; i < group.count; ++i) {
       const std::uint32_t pair = order_[group.first + i];
+      if (!is_wanted(pair)) continue;
       local_batch_.push_back(pair);
       in_local_[pair] = 1;
     }

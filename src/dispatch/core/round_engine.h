@@ -4,8 +4,14 @@
 // send, requests to cancel, links to drop, experts to compute locally. Methods that take the
 // Fleet need its lock; on_result does not, so that decoding megabytes holds nobody up.
 //
-// An expert's pairs always travel together, also when they are asked for again: exact
-// numerics depend on it (the kernels' bits depend on how many rows share an expert).
+// Rows per pair: an expert's pairs always travel together, also when they are asked for
+// again, because exact numerics depend on it (the kernels' bits depend on how many rows
+// share an expert).
+//
+// Weighted sums: an answer has one row per row asked, the sum over the request's pairs of
+// that row. Such a sum counts if none of its pairs has been counted, else it is dropped as a
+// whole, and what it alone would have brought is asked for again: each pair contributes once.
+// Only missing pairs are asked for again.
 #pragma once
 
 #include <array>
@@ -30,11 +36,19 @@ struct RoundInput {
   std::uint32_t n_embd = 0;
   wire::RowType row_type = wire::RowType::kF32;
   wire::RowType result_type = wire::RowType::kF32;
+  // By worker, instead of the two above; empty: those. Borrowed until end().
+  std::span<const wire::RowType> worker_types{};
   // What fits one EXEC and its answer: see exec_rows_max() and exec_pairs_max().
   std::uint32_t request_rows_max = 0;
   std::uint32_t request_pairs_max = 0;
-  std::span<const wire::Pair> pairs;   // borrowed until end()
+  std::span<const wire::Pair> pairs{};   // borrowed until end()
+  // One per pair, finite: answers are weighted sums. Empty: rows per pair. Borrowed until end().
+  std::span<const float> weights{};
+  bool weighted() const { return !weights.empty(); }
 };
+
+// What a row of an answer holds, as far as numbers go.
+enum class RowState : std::uint8_t { kFinite, kInfinite, kNan };
 
 // Rows of `row_bytes` that fit one EXEC beside the largest pair table.
 std::uint32_t exec_rows_max(std::size_t row_bytes);
@@ -48,6 +62,16 @@ struct Request {
   std::vector<std::uint32_t> pairs;     // positions in the round's pairs, in wire order
   std::vector<wire::Pair> wire_pairs;   // the same, rows renumbered
   std::vector<std::uint32_t> rows;      // wire row r is the round's row rows[r]; ascending
+  std::vector<float> weights;           // of the pairs, with weighted sums
+  wire::RowType row_type = wire::RowType::kF32, result_type = wire::RowType::kF32;
+
+  // Weighted sums: the round's pairs in wire row r are row_pairs[row_ends[r - 1], row_ends[r]).
+  std::vector<std::uint32_t> row_pairs, row_ends;
+  std::span<const std::uint32_t> pairs_of(std::uint32_t wire_row) const {
+    const std::uint32_t begin = wire_row == 0 ? 0 : row_ends[wire_row - 1];
+    return std::span(row_pairs).subspan(begin, row_ends[wire_row] - begin);
+  }
+  std::uint32_t answer_rows() const { return static_cast<std::uint32_t>(row_ends.empty() ? pairs.size() : rows.size()); }
 
   // The engine's own book-keeping.
   std::vector<std::uint32_t> groups;
@@ -72,6 +96,7 @@ struct RoundCounters {
   std::uint64_t requests = 0, hedges = 0, hedges_denied = 0, redispatched = 0;
   std::uint64_t late_answers = 0, unknown_answers = 0, invalid_answers = 0;
   std::uint64_t busy = 0;  // requests that were refused for lack of room, or went to a long queue
+  std::uint64_t sums_dropped = 0;  // a part of them had been counted
 };
 
 class RoundEngine {
@@ -104,7 +129,8 @@ class RoundEngine {
 
   // --- answers ---
   // `sink(i, pair)` is called for each row i of the frame that is still wanted; it writes
-  // the output of the round's pair `pair` and says whether every value is finite.
+  // the output of the round's pair `pair` and says what it found. With weighted sums it is
+  // sink(i, row) for the round's row, and adds to the output only if all is finite.
   template <typename Sink>
   Verdict on_result(WorkerIndex w, std::uint64_t id, const wire::ResultHead& head, bool more, TimePoint now,
                     Sink&& sink) {
@@ -112,9 +138,14 @@ class RoundEngine {
     const Verdict verdict = check_result(w, id, head, more, now, request);
     if (verdict != Verdict::kTaken) return verdict;
     for (std::uint32_t i = 0; i < head.n_rows; ++i) {
-      const std::uint32_t pair = request->pairs[head.first_row + i];
-      if (answered_[pair]) continue;
-      if (sink(i, pair)) pair_answered(pair, w); else pair_not_finite(pair, w);
+      const std::uint32_t at = head.first_row + i;
+      if (input_.weighted()) {
+        if (!sum_wanted(*request, at)) continue;
+        const RowState state = sink(i, request->rows[at]);
+        for (std::uint32_t pair : request->pairs_of(at)) pair_came(*request, pair, state);
+      } else if (const std::uint32_t pair = request->pairs[at]; !answered_[pair]) {
+        pair_came(*request, pair, sink(i, pair));
+      }
     }
     result_taken(*request, head, now);
     return Verdict::kTaken;
@@ -127,14 +158,18 @@ class RoundEngine {
   // --- local compute ---
   bool has_local() const { return next_local_ < local_groups_.size(); }
   bool awaits_remote() const;
-  // All pairs of the next expert, or of all experts that wait; empty if they were answered
-  // meanwhile. Valid until the next call.
+  // All pairs of the next expert, or of all experts that wait (with weighted sums those that
+  // are missing); empty if they were answered meanwhile. Valid until the next call.
   std::span<const std::uint32_t> take_local(bool one_expert);
-  // `is_finite(pair)` looks at the output just written.
+  // `is_finite(pair)` looks at the output just written; with weighted sums, at its row's sum.
   template <typename IsFinite>
   void local_done(IsFinite&& is_finite) {
-    for (const Doubt& doubt : doubts_)
-      if (in_local_[doubt.pair] && is_finite(doubt.pair)) was_wrong(doubt.worker);
+    for (Doubt& doubt : doubts_) {
+      if (!in_local_[doubt.pair]) continue;
+      const bool finite = is_finite(doubt.pair);
+      if (input_.weighted()) doubt.excused |= !finite;
+      else if (finite) blame(doubt.worker);
+    }
     finish_local();
   }
 
@@ -168,6 +203,7 @@ class RoundEngine {
     std::uint8_t n_tried = 0;
     std::array<WorkerIndex, kTriesMax> tried{};
     bool hedged = false, not_finite = false, local = false, parked = false, repeated = false;
+    bool wide = false;  // its values overflowed a narrow row type: asked for in f32
     TimePoint parked_since{};
   };
   struct Unanswered {  // a request of an earlier round
@@ -182,17 +218,21 @@ class RoundEngine {
     bool stalled = false;  // …past its second: asked nothing
     std::vector<Unanswered> unanswered;
   };
-  struct Doubt {  // a row with a NaN or infinity in it
+  // A row with a NaN or infinity in it that cannot have come from the narrowing of an honest
+  // one. Per pair, the first other answer judges the worker; of a sum all its pairs are in
+  // doubt, and only the whole round can.
+  struct Doubt {
     std::uint32_t pair;
     WorkerIndex worker;
+    bool excused = false;
   };
 
   Verdict check_result(WorkerIndex w, std::uint64_t id, const wire::ResultHead& head, bool more, TimePoint now,
                        Request*& request);
   void result_taken(Request& request, const wire::ResultHead& head, TimePoint now);
-  void pair_answered(std::uint32_t pair, WorkerIndex w);
-  void pair_not_finite(std::uint32_t pair, WorkerIndex w);
-  void was_wrong(WorkerIndex w);  // another answer is finite where its was not
+  bool sum_wanted(const Request& request, std::uint32_t wire_row);
+  void pair_came(const Request& request, std::uint32_t pair, RowState state);
+  void judge_sums();
   void blame(WorkerIndex w);
   void finish_local();
 
@@ -213,6 +253,9 @@ class RoundEngine {
   void retry_parked(Fleet& fleet, TimePoint now);
   void flush_reports(Fleet& fleet, TimePoint now);
   Request& new_request();
+  bool is_wanted(std::uint32_t pair) const { return !input_.weighted() || !answered_[pair]; }
+  void add_to(Request& request, std::uint32_t group, std::uint64_t mark);
+  void finish_request(Request& request);
 
   const Tuning tuning_;
   const bool local_allowed_;

@@ -22,6 +22,7 @@ std::uint32_t exec_pairs_max(std::size_t result_row_bytes) {
 
 Status RoundEngine::begin(Fleet& fleet, const RoundInput& input, TimePoint now) {
   KVASIR_CHECK(n_requests_ == 0);
+  KVASIR_CHECK(input.weights.empty() || input.weights.size() == input.pairs.size());
   to_send.clear();
   to_cancel.clear();
   to_drop.clear();
@@ -109,7 +110,7 @@ void RoundEngine::place(Fleet& fleet, std::vector<std::uint32_t>& groups, bool h
   for (std::uint32_t g : groups) {
     Group& group = groups_[g];
     if (group.missing == 0 || group.local) continue;
-    const bool prefer_local = !hedge && local_allowed_ && group.not_finite;
+    const bool prefer_local = !hedge && local_allowed_ && (group.not_finite || group.wide);
     const std::optional<WorkerIndex> w = prefer_local ? std::nullopt : choose(fleet, routes, group, hedge, now);
     if (!w) {
       if (!hedge) no_replica(g, now);
@@ -120,8 +121,9 @@ void RoundEngine::place(Fleet& fleet, std::vector<std::uint32_t>& groups, bool h
     pairs_on_worker_[*w] += group.count;
   }
   for (WorkerIndex w : touched_) {
-    // In wire order the experts ascend, as their weights lie in the worker's memory.
-    std::ranges::sort(by_worker_[w], {}, [&](std::uint32_t g) { return groups_[g].expert; });
+    // In wire order the experts ascend, as their weights lie in the worker's memory; those that
+    // travel in f32 come last, in a request of their own.
+    std::ranges::sort(by_worker_[w], {}, [&](std::uint32_t g) { return std::pair(groups_[g].wide, groups_[g].expert); });
     build_requests(fleet, w, by_worker_[w], hedge, now);
     by_worker_[w].clear();
     pairs_on_worker_[w] = 0;
@@ -198,40 +200,30 @@ bool RoundEngine::build_requests(Fleet& fleet, WorkerIndex w, std::span<const st
       return false;
     }
     Request& request = new_request();
+    const bool wide = groups_[groups[at]].wide;
+    request.worker = w;
+    request.row_type = wide ? wire::RowType::kF32 : input_.worker_types.empty() ? input_.row_type : input_.worker_types[w];
+    request.result_type = wide ? wire::RowType::kF32 : input_.worker_types.empty() ? input_.result_type : input_.worker_types[w];
     const std::uint64_t mark = ++stamp_;
-    for (; at < groups.size(); ++at) {
+    for (; at < groups.size() && groups_[groups[at]].wide == wide; ++at) {
       Group& group = groups_[groups[at]];
-      if (request.pairs.size() + group.count > input_.request_pairs_max) break;
-      std::uint32_t new_rows = 0;
-      for (std::uint32_t i = 0; i < group.count; ++i)
-        new_rows += row_stamp_[input_.pairs[order_[group.first + i]].row] != mark;
-      if (request.rows.size() + new_rows > input_.request_rows_max) break;
+      std::uint32_t new_rows = 0, new_pairs = 0;
       for (std::uint32_t i = 0; i < group.count; ++i) {
         const std::uint32_t pair = order_[group.first + i];
-        const std::uint32_t row = input_.pairs[pair].row;
-        if (row_stamp_[row] != mark) {
-          row_stamp_[row] = mark;
-          request.rows.push_back(row);
-        }
-        request.pairs.push_back(pair);
+        if (!is_wanted(pair)) continue;
+        ++new_pairs;
+        new_rows += row_stamp_[input_.pairs[pair].row] != mark;
       }
-      request.groups.push_back(groups[at]);
-      ++group.in_flight;
+      if (request.pairs.size() + new_pairs > input_.request_pairs_max) break;
+      if (request.rows.size() + new_rows > input_.request_rows_max) break;
+      add_to(request, groups[at], mark);
       group.tried[group.n_tried++] = w;
       group.hedged |= hedge;
-      if (group.parked) {
-        group.parked = false;
-        --n_parked_;
-      }
     }
-    std::ranges::sort(request.rows);
-    for (std::uint32_t r = 0; r < request.rows.size(); ++r) row_number_[request.rows[r]] = r;
-    for (std::uint32_t pair : request.pairs)
-      request.wire_pairs.push_back({row_number_[input_.pairs[pair].row], input_.pairs[pair].expert});
+    finish_request(request);
 
     const std::uint32_t n_pairs = static_cast<std::uint32_t>(request.pairs.size());
     const Fleet::Deadlines deadlines = fleet.deadlines(w, n_pairs, now);
-    request.worker = w;
     request.sent_at = now;
     request.hedge_at = now + deadlines.hedge;
     request.final_at = now + deadlines.final;
@@ -246,6 +238,43 @@ bool RoundEngine::build_requests(Fleet& fleet, WorkerIndex w, std::span<const st
   return true;
 }
 
+void RoundEngine::add_to(Request& request, std::uint32_t g, std::uint64_t mark) {
+  Group& group = groups_[g];
+  for (std::uint32_t i = 0; i < group.count; ++i) {
+    const std::uint32_t pair = order_[group.first + i];
+    if (!is_wanted(pair)) continue;
+    const std::uint32_t row = input_.pairs[pair].row;
+    if (row_stamp_[row] != mark) {
+      row_stamp_[row] = mark;
+      request.rows.push_back(row);
+    }
+    request.pairs.push_back(pair);
+  }
+  request.groups.push_back(g);
+  ++group.in_flight;
+  if (group.parked) {
+    group.parked = false;
+    --n_parked_;
+  }
+}
+
+// Rows in ascending order, the pairs as they travel, and which of them make up each row's sum.
+void RoundEngine::finish_request(Request& request) {
+  std::ranges::sort(request.rows);
+  for (std::uint32_t r = 0; r < request.rows.size(); ++r) row_number_[request.rows[r]] = r;
+  for (std::uint32_t pair : request.pairs)
+    request.wire_pairs.push_back({row_number_[input_.pairs[pair].row], input_.pairs[pair].expert});
+  if (!input_.weighted()) return;
+  for (std::uint32_t pair : request.pairs) request.weights.push_back(input_.weights[pair]);
+  request.row_ends.assign(request.rows.size(), 0);
+  for (const wire::Pair& pair : request.wire_pairs) ++request.row_ends[pair.row];
+  std::uint32_t begin = 0;
+  for (std::uint32_t& end : request.row_ends) begin += std::exchange(end, begin);
+  request.row_pairs.resize(request.pairs.size());
+  for (std::size_t i = 0; i < request.pairs.size(); ++i)
+    request.row_pairs[request.row_ends[request.wire_pairs[i].row]++] = request.pairs[i];
+}
+
 Request& RoundEngine::new_request() {
   if (n_requests_ == requests_.size()) requests_.emplace_back();
   Request& request = requests_[n_requests_++];
@@ -253,6 +282,9 @@ Request& RoundEngine::new_request() {
   request.pairs.clear();
   request.wire_pairs.clear();
   request.rows.clear();
+  request.weights.clear();
+  request.row_pairs.clear();
+  request.row_ends.clear();
   request.groups.clear();
   request.received = 0;
   request.open = request.waited_for = request.timed = true;
