@@ -3,8 +3,10 @@
 #include <ggml-backend.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <format>
+#include <limits>
 
 #include "ffn/device.h"
 
@@ -73,6 +75,23 @@ Status Backend::compute_nodes(std::vector<ggml_tensor*>& nodes) {
   return {};
 }
 
+void Backend::capture_weights(const ggml_tensor* weights, Job& job) {
+  job.weights.clear();
+  job.nan_rows.clear();
+  if (weights == nullptr) return;
+  for (std::int64_t t = 0; t < weights->ne[2]; ++t) {
+    for (std::int64_t u = 0; u < weights->ne[1]; ++u) {
+      const auto* at = static_cast<const std::byte*>(weights->data) + t * weights->nb[2] + u * weights->nb[1];
+      float weight = *reinterpret_cast<const float*>(at);
+      if (!std::isfinite(weight)) {  // does not travel
+        weight = 0;
+        job.nan_rows.push_back(static_cast<std::uint32_t>(t));
+      }
+      job.weights.push_back(weight);
+    }
+  }
+}
+
 Status Backend::capture(const ExpertFfn& ffn, bool copy_rows, Job& job) {
   const ggml_tensor* cur = ffn.cur;
   const ggml_tensor* ids = ffn.ids;
@@ -92,6 +111,7 @@ Status Backend::capture(const ExpertFfn& ffn, bool copy_rows, Job& job) {
     }
   }
 
+  capture_weights(ffn.weights, job);
   job.n_rows = rows_per_token * n_tokens;
   const std::size_t n_embd = ffn.recipe.n_embd;
   const bool even_stride = rows_per_token == 1 || n_tokens == 1 || cur->nb[2] == cur->nb[1] * rows_per_token;
@@ -120,12 +140,20 @@ Status Backend::compute_local_pairs(const ExpertFfn& ffn, const dispatch::Round&
   for (std::uint32_t i : indices) local_pairs_.push_back({round.pairs[i].row, round.pairs[i].expert});
   const ffn::RowsView rows{round.rows, round.row_stride, round.n_rows};
   // Any order of indices may come in; only all pairs in their own order lie where `out` wants them.
-  const bool in_place = indices.size() == round.pairs.size() && std::ranges::is_sorted(indices);
+  const bool in_place = !round.weighted() && indices.size() == round.pairs.size() && std::ranges::is_sorted(indices);
   if (in_place) return engine->compute(ffn.recipe, ffn.tensors, rows, local_pairs_, round.out);
   local_rows_.resize(indices.size() * n_embd);
   KVASIR_TRY(engine->compute(ffn.recipe, ffn.tensors, rows, local_pairs_, local_rows_.data()));
-  for (std::size_t i = 0; i < indices.size(); ++i)
-    std::memcpy(round.out + indices[i] * n_embd, local_rows_.data() + i * n_embd, n_embd * sizeof(float));
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    const float* row = local_rows_.data() + i * n_embd;
+    if (!round.weighted()) {
+      std::memcpy(round.out + indices[i] * n_embd, row, n_embd * sizeof(float));
+      continue;
+    }
+    float* sum = round.out + round.pairs[indices[i]].row * n_embd;
+    const float weight = round.weights[indices[i]];
+    for (std::size_t j = 0; j < n_embd; ++j) sum[j] += weight * row[j];
+  }
   return {};
 }
 
@@ -136,10 +164,14 @@ Status Backend::compute_ffn(const ExpertFfn& ffn, Job& job) {
                               .row_stride = job.row_stride,
                               .n_rows = job.n_rows,
                               .pairs = job.pairs,
+                              .weights = job.weights,
                               .out = static_cast<float*>(ffn.out->data)};
-  return driver_->run(round, [&](const dispatch::Round& r, std::span<const std::uint32_t> indices) {
+  KVASIR_TRY(driver_->run(round, [&](const dispatch::Round& r, std::span<const std::uint32_t> indices) {
     return compute_local_pairs(ffn, r, indices);
-  });
+  }));
+  for (std::uint32_t row : job.nan_rows)
+    std::fill_n(round.out + row * std::size_t{ffn.recipe.n_embd}, ffn.recipe.n_embd, std::numeric_limits<float>::quiet_NaN());
+  return {};
 }
 
 Status Backend::compute(ggml_cgraph* graph) {
@@ -147,7 +179,7 @@ Status Backend::compute(ggml_cgraph* graph) {
     runtime_.count_local_split();
     return compute_whole(graph);
   }
-  const GraphPlan plan = plan_graph(graph);
+  const GraphPlan plan = plan_graph(graph, runtime_.config().dispatch.numerics == wire::Numerics::kFast);
   for (const std::string& text : plan.unknown) runtime_.note_unknown(text);
   if (plan.ffns.empty()) {
     runtime_.count_local_split();

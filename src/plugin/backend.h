@@ -29,6 +29,8 @@ class Backend {
   // reuse their memory before the results are in.
   struct Job {
     std::vector<wire::Pair> pairs;
+    std::vector<float> weights;           // of the pairs, where the FFN includes their sum
+    std::vector<std::uint32_t> nan_rows;  // one of their weights is not finite, so neither is the sum
     std::vector<float> rows_copy;
     const float* rows = nullptr;
     std::size_t row_stride = 0;
@@ -36,6 +38,7 @@ class Backend {
     bool captured = false;
   };
 
+  void capture_weights(const ggml_tensor* weights, Job& job);
   Status capture(const ExpertFfn& ffn, bool copy_rows, Job& job);
   Status compute_ffn(const ExpertFfn& ffn, Job& job);
   Status compute_local_pairs(const ExpertFfn& ffn, const dispatch::Round& round, std::span<const std::uint32_t> indices);

@@ -20,7 +20,8 @@ constexpr auto kVariables = std::to_array<Variable>({
     {"KVASIR_WORKERS", "host:port[#fingerprint],…", "workers to use"},
     {"KVASIR_TOKEN", "text", "node token shown to the workers"},
     {"KVASIR_CONFIG", "file", "JSON object with any of these names; the environment wins"},
-    {"KVASIR_NUMERICS", "exact", "numeric class"},
+    {"KVASIR_NUMERICS", "exact|invariant|fast", "numeric class"},
+    {"KVASIR_WIRE", "f32|f16|bf16|q8", "how rows travel; only with KVASIR_NUMERICS=fast"},
     {"KVASIR_LOCAL", "fallback|never|only", "what to do with pairs no worker answers"},
     {"KVASIR_REPLICA", "mmap|ram", "where the local replica of the experts lives"},
     {"KVASIR_UPLOAD", "0|1", "hand experts that no worker holds to workers that offer memory"},
@@ -66,6 +67,19 @@ Status choose(const Values& values, std::string_view name, Choices<T> choices, T
   return fix_input(std::format("{}={} is not known; use one of: {}.", name, it->second, allowed));
 }
 
+Status read_wire(const Values& values, dispatch::Options& options) {
+  using wire::RowType;
+  const auto it = values.find("KVASIR_WIRE");
+  if (it == values.end()) return {};
+  if (options.numerics != wire::Numerics::kFast)
+    return fix_input(std::format("KVASIR_WIRE={} would change the bits that KVASIR_NUMERICS={} promises; leave it out, or set KVASIR_NUMERICS=fast.",
+                                 it->second, options.numerics == wire::Numerics::kExact ? "exact" : "invariant"));
+  KVASIR_TRY(choose<RowType>(values, "KVASIR_WIRE", {{"f32", RowType::kF32}, {"f16", RowType::kF16}, {"bf16", RowType::kBF16}, {"q8", RowType::kQ8}},
+                             options.row_type));
+  options.result_type = options.row_type;
+  return {};
+}
+
 }  // namespace
 
 std::span<const Variable> variables() { return kVariables; }
@@ -88,7 +102,9 @@ Result<Config> load_config(const std::function<std::optional<std::string>(std::s
                                  {{"fallback", LocalPolicy::kFallback}, {"never", LocalPolicy::kNever}, {"only", LocalPolicy::kOnly}},
                                  config.dispatch.local));
   KVASIR_TRY(choose<Replica>(values, "KVASIR_REPLICA", {{"mmap", Replica::kMmap}, {"ram", Replica::kRam}}, config.replica));
-  KVASIR_TRY(choose<wire::Numerics>(values, "KVASIR_NUMERICS", {{"exact", wire::Numerics::kExact}}, config.dispatch.numerics));
+  KVASIR_TRY(choose<wire::Numerics>(values, "KVASIR_NUMERICS", {{"exact", wire::Numerics::kExact}, {"invariant", wire::Numerics::kInvariant}, {"fast", wire::Numerics::kFast}},
+                                  config.dispatch.numerics));
+  KVASIR_TRY(read_wire(values, config.dispatch));
   KVASIR_TRY(choose<bool>(values, "KVASIR_UPLOAD", {{"0", false}, {"1", true}}, config.upload));
   KVASIR_TRY(choose<bool>(values, "KVASIR_STATS", {{"0", false}, {"1", true}}, config.stats_at_exit));
   if (const auto it = values.find("KVASIR_STATS_FILE"); it != values.end()) config.stats_file = it->second;

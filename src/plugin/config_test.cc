@@ -45,6 +45,16 @@ TEST(Config, DefaultsAreExactWithFallback) {
   EXPECT_TRUE(loaded.warnings.empty());
 }
 
+TEST(Config, NarrowRowsBelongToFast) {
+  for (const char* numerics : {"exact", "invariant"})
+    EXPECT_THAT(error_of({{"KVASIR_WIRE", "f16"}, {"KVASIR_NUMERICS", numerics}}), HasSubstr("KVASIR_NUMERICS=fast"));
+  EXPECT_THAT(error_of({{"KVASIR_WIRE", "f32"}}), HasSubstr("KVASIR_NUMERICS=exact promises"));
+  const Loaded loaded = load({{"KVASIR_WIRE", "bf16"}, {"KVASIR_NUMERICS", "fast"}});
+  ASSERT_TRUE(loaded.config);
+  EXPECT_EQ(loaded.config->dispatch.row_type, wire::RowType::kBF16);
+  EXPECT_EQ(loaded.config->dispatch.result_type, wire::RowType::kBF16);
+}
+
 TEST(Config, UnknownVariableIsAWarning) {
   const Loaded loaded = load({{"KVASIR_WORKER", "a:1"}});
   ASSERT_TRUE(loaded.config);
@@ -54,6 +64,8 @@ TEST(Config, UnknownVariableIsAWarning) {
 TEST(Config, WrongValuesSayWhatIsAllowed) {
   EXPECT_THAT(error_of({{"KVASIR_LOCAL", "always"}}), HasSubstr("fallback, never, only"));
   EXPECT_THAT(error_of({{"KVASIR_REPLICA", "disk"}}), HasSubstr("mmap, ram"));
+  EXPECT_THAT(error_of({{"KVASIR_NUMERICS", "quick"}}), HasSubstr("exact, invariant, fast"));
+  EXPECT_THAT(error_of({{"KVASIR_NUMERICS", "fast"}, {"KVASIR_WIRE", "f8"}}), HasSubstr("f32, f16, bf16, q8"));
   EXPECT_THAT(error_of({{"KVASIR_CONNECT_MS", "5s"}}), HasSubstr("milliseconds"));
   EXPECT_THAT(error_of({{"KVASIR_CONNECT_MS", "60001"}}), HasSubstr("60000"));
   EXPECT_THAT(error_of({{"KVASIR_LOCAL", "never"}}), HasSubstr("KVASIR_WORKERS"));

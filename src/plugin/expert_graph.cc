@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "gguf/expert_tensor.h"
+#include "plugin/combine_chain.h"
 
 namespace kvasir::plugin {
 namespace {
@@ -418,7 +419,7 @@ void plan_steps(ggml_cgraph* graph, GraphPlan& plan) {
 
 }  // namespace
 
-GraphPlan plan_graph(ggml_cgraph* graph) {
+GraphPlan plan_graph(ggml_cgraph* graph, bool with_combine) {
   GraphPlan plan;
   const int n = ggml_graph_n_nodes(graph);
   for (int i = 0; i < n; ++i) {
@@ -429,6 +430,10 @@ GraphPlan plan_graph(ggml_cgraph* graph) {
     Result<ExpertFfn> ffn = Matcher(graph, i).match();
     if (ffn && !is_separable(graph, *ffn)) ffn = fix_input("part of it is read from outside");
     if (ffn) {
+      if (with_combine) {
+        std::optional<ExpertFfn> combined = take_combine(graph, i, *ffn);
+        if (combined && is_separable(graph, *combined)) ffn = *std::move(combined);
+      }
       plan.ffns.push_back(*std::move(ffn));
     } else {
       plan.unknown.push_back(std::format("{}: {}, {}", ggml_get_name(node->src[0]), ffn.error().message,

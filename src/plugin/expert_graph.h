@@ -27,6 +27,9 @@ struct ExpertFfn {
   const ggml_tensor* cur = nullptr;  // rows in: [n_embd, 1 or n_used, n_tokens] f32
   const ggml_tensor* ids = nullptr;  // [n_used, n_tokens] i32, may be a strided view
   ggml_tensor* out = nullptr;        // rows out: [n_embd, n_used, n_tokens] f32, contiguous
+  // With the combine chain taken in: the router's weights [1, n_used, n_tokens] f32, and `out`
+  // is their sum [n_embd, n_tokens]. Null: the graph itself combines.
+  const ggml_tensor* weights = nullptr;
   std::vector<const ggml_tensor*> nodes;  // every node it stands for, `out` among them
 };
 
@@ -45,7 +48,9 @@ struct GraphPlan {
   std::vector<std::string> unknown;
 };
 
-GraphPlan plan_graph(ggml_cgraph* graph);
+// `with_combine`: take the sum over a token's experts into the FFN where it follows as
+// llama.cpp builds it: MUL by the weights, one VIEW per expert used, ADDs.
+GraphPlan plan_graph(ggml_cgraph* graph, bool with_combine);
 
 // --- what the plugin claims -----------------------------------------------------------
 // `is_ours(buffer)`: whether a weight lies in the plugin's own buffer type.

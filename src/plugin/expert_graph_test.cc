@@ -70,7 +70,7 @@ TEST_F(ExpertGraph, SwigluSplit) {
   ggml_tensor* u = up();
   ggml_tensor* out = down(ggml_swiglu_split(ctx, gate(), u));
   combine(out);
-  const GraphPlan plan = plan_graph(graph);
+  const GraphPlan plan = plan_graph(graph, false);
   EXPECT_THAT(plan.unknown, IsEmpty());
   ASSERT_EQ(plan.ffns.size(), 1u);
   const ExpertFfn& f = plan.ffns[0];
@@ -95,7 +95,7 @@ TEST_F(ExpertGraph, MergedGateUpWithScaleAndDownBias) {
   ggml_tensor* out = ggml_add_id(ctx, scaled(down(ggml_swiglu_split(ctx, g, u)), scale("blk.5.ffn_down_exps.scale")),
                                  bias("blk.5.ffn_down_exps.bias", kEmbd), ids);
   combine(out);
-  const GraphPlan plan = plan_graph(graph);
+  const GraphPlan plan = plan_graph(graph, false);
   EXPECT_THAT(plan.unknown, IsEmpty());
   ASSERT_EQ(plan.ffns.size(), 1u);
   const wire::Recipe& r = plan.ffns[0].recipe;
@@ -109,7 +109,7 @@ TEST_F(ExpertGraph, BiasesAndSwigluOai) {
   ggml_tensor* u = ggml_add_id(ctx, up(), bias("blk.5.ffn_up_exps.bias", kFf), ids);
   ggml_tensor* g = ggml_add_id(ctx, gate(), bias("blk.5.ffn_gate_exps.bias", kFf), ids);
   combine(down(ggml_swiglu_oai(ctx, g, u, 1.702f, 7.0f)));
-  const GraphPlan plan = plan_graph(graph);
+  const GraphPlan plan = plan_graph(graph, false);
   ASSERT_EQ(plan.ffns.size(), 1u);
   const wire::Recipe& r = plan.ffns[0].recipe;
   EXPECT_EQ(r.activation, Activation::kSwigluOai);
@@ -119,7 +119,7 @@ TEST_F(ExpertGraph, BiasesAndSwigluOai) {
 
 TEST_F(ExpertGraph, ReluSquaredWithoutGate) {
   combine(down(ggml_sqr(ctx, ggml_relu(ctx, up()))));
-  const GraphPlan plan = plan_graph(graph);
+  const GraphPlan plan = plan_graph(graph, false);
   ASSERT_EQ(plan.ffns.size(), 1u);
   EXPECT_EQ(plan.ffns[0].recipe.gate_layout, GateLayout::kNone);
   EXPECT_EQ(plan.ffns[0].recipe.activation, Activation::kReluSqr);
@@ -129,7 +129,7 @@ TEST_F(ExpertGraph, ClampedSiluProduct) {
   ggml_tensor* u = ggml_clamp(ctx, up(), -7, 7);
   ggml_tensor* g = ggml_clamp(ctx, ggml_silu(ctx, gate()), -INFINITY, 7);
   combine(down(ggml_mul(ctx, g, u)));
-  const GraphPlan plan = plan_graph(graph);
+  const GraphPlan plan = plan_graph(graph, false);
   ASSERT_EQ(plan.ffns.size(), 1u);
   const wire::Recipe& r = plan.ffns[0].recipe;
   EXPECT_EQ(r.activation, Activation::kSiluMul);
@@ -144,7 +144,7 @@ TEST_F(ExpertGraph, SoftCappedSiluProduct) {
   ggml_tensor* g = gate();
   ggml_tensor* activated = ggml_mul(ctx, cap(g, 0.5f, 2), ggml_sigmoid(ctx, g));
   combine(down(ggml_mul(ctx, activated, cap(up(), 0.25f, 4))));
-  const GraphPlan plan = plan_graph(graph);
+  const GraphPlan plan = plan_graph(graph, false);
   EXPECT_THAT(plan.unknown, IsEmpty());
   ASSERT_EQ(plan.ffns.size(), 1u);
   const wire::Recipe& r = plan.ffns[0].recipe;
@@ -156,7 +156,7 @@ TEST_F(ExpertGraph, SoftCappedSiluProduct) {
 TEST_F(ExpertGraph, ClampedSwiglu) {
   ggml_tensor* u = up();
   combine(down(ggml_swiglu_clamp(ctx, gate(), u, 7)));
-  const GraphPlan plan = plan_graph(graph);
+  const GraphPlan plan = plan_graph(graph, false);
   ASSERT_EQ(plan.ffns.size(), 1u);
   EXPECT_EQ(plan.ffns[0].recipe.activation, Activation::kSwigluClamp);
   EXPECT_EQ(plan.ffns[0].recipe.limit, 7.0f);
@@ -164,7 +164,7 @@ TEST_F(ExpertGraph, ClampedSwiglu) {
 
 TEST_F(ExpertGraph, AnUnknownActivationStaysLocalAndIsNamed) {
   combine(down(ggml_tanh(ctx, up())));
-  const GraphPlan plan = plan_graph(graph);
+  const GraphPlan plan = plan_graph(graph, false);
   EXPECT_THAT(plan.ffns, IsEmpty());
   EXPECT_THAT(plan.unknown, ElementsAre(HasSubstr("TANH")));
   EXPECT_EQ(local_steps(plan), ggml_graph_n_nodes(graph));
@@ -174,7 +174,7 @@ TEST_F(ExpertGraph, AnInnerValueReadFromOutsideKeepsTheLayerLocal) {
   ggml_tensor* u = up();
   combine(down(ggml_swiglu_split(ctx, gate(), u)));
   ggml_build_forward_expand(graph, ggml_scale(ctx, u, 2));
-  const GraphPlan plan = plan_graph(graph);
+  const GraphPlan plan = plan_graph(graph, false);
   EXPECT_THAT(plan.ffns, IsEmpty());
   EXPECT_THAT(plan.unknown, ElementsAre(HasSubstr("from outside")));
 }
@@ -184,7 +184,7 @@ TEST_F(ExpertGraph, ANodeInBetweenMakesTheInputsBeCopiedFirst) {
   ggml_build_forward_expand(graph, u);
   ggml_build_forward_expand(graph, ggml_scale(ctx, weights, 2));  // a stranger between up and down
   combine(down(ggml_swiglu_split(ctx, gate(), u)));
-  const GraphPlan plan = plan_graph(graph);
+  const GraphPlan plan = plan_graph(graph, false);
   ASSERT_EQ(plan.ffns.size(), 1u);
   // The copy comes before the stranger, the FFN after it.
   int copied_at = -1, stranger_at = -1, computed_at = -1;
@@ -203,7 +203,7 @@ TEST_F(ExpertGraph, SwappedHalvesAreNotTakenForTheUsualOrder) {
   ggml_tensor* first = ggml_view_3d(ctx, both, kFf, kUsed, kTokens, both->nb[1], both->nb[2], 0);
   ggml_tensor* second = ggml_view_3d(ctx, both, kFf, kUsed, kTokens, both->nb[1], both->nb[2], kFf * sizeof(float));
   combine(down(ggml_swiglu_split(ctx, second, first)));
-  const GraphPlan plan = plan_graph(graph);
+  const GraphPlan plan = plan_graph(graph, false);
   EXPECT_THAT(plan.ffns, IsEmpty());
   EXPECT_EQ(plan.unknown.size(), 1u);
 }
@@ -234,6 +234,89 @@ TEST_F(ExpertGraph, DoesNotClaimOtherStackedMatrices) {
       ggml_mul_mat_id(ctx, matrix("as", kEmbd, kFf), cur, ids)));
   const OpClaims none_ours{[](ggml_backend_buffer*) { return false; }};
   EXPECT_FALSE(none_ours.claims(gate()));
+}
+
+// --- the combine chain -------------------------------------------------------------------
+
+constexpr int kViewOfIds = 1;  // a node, too
+
+TEST_F(ExpertGraph, TakesTheCombineChainIn) {
+  ggml_tensor* u = up();
+  combine(down(ggml_swiglu_split(ctx, gate(), u)));
+  const GraphPlan plan = plan_graph(graph, true);
+  ASSERT_EQ(plan.ffns.size(), 1u);
+  const ExpertFfn& f = plan.ffns[0];
+  EXPECT_EQ(f.weights, weights);
+  EXPECT_EQ(f.out, ggml_graph_node(graph, -1));
+  EXPECT_EQ(f.nodes.size(), 4u + 1 + kUsed + kUsed - 1);
+  EXPECT_EQ(local_steps(plan), kViewOfIds);
+}
+
+TEST_F(ExpertGraph, LeavesTheCombineChainAloneUnlessAsked) {
+  ggml_tensor* u = up();
+  combine(down(ggml_swiglu_split(ctx, gate(), u)));
+  const GraphPlan plan = plan_graph(graph, false);
+  ASSERT_EQ(plan.ffns.size(), 1u);
+  EXPECT_EQ(plan.ffns[0].weights, nullptr);
+  EXPECT_EQ(local_steps(plan), kViewOfIds + 1 + kUsed + kUsed - 1);
+}
+
+TEST_F(ExpertGraph, TheResidualAfterTheChainStaysOutside) {
+  ggml_tensor* u = up();
+  combine(down(ggml_swiglu_split(ctx, gate(), u)));
+  ggml_tensor* sum = ggml_graph_node(graph, -1);
+  ggml_build_forward_expand(graph, ggml_add(ctx, sum, input(ggml_new_tensor_2d(ctx, GGML_TYPE_F32, kEmbd, kTokens), "residual")));
+  const GraphPlan plan = plan_graph(graph, true);
+  ASSERT_EQ(plan.ffns.size(), 1u);
+  EXPECT_EQ(plan.ffns[0].out, sum);
+  EXPECT_EQ(local_steps(plan), kViewOfIds + 1);
+}
+
+class NoCombine : public ExpertGraph {
+ protected:
+  ggml_tensor* experts() {
+    ggml_tensor* u = up();
+    return down(ggml_swiglu_split(ctx, gate(), u));
+  }
+  ggml_tensor* view(ggml_tensor* t, int i) { return ggml_view_2d(ctx, t, kEmbd, kTokens, t->nb[2], i * t->nb[1]); }
+  void expect_not_taken(ggml_tensor* last) {
+    ggml_build_forward_expand(graph, last);
+    const GraphPlan plan = plan_graph(graph, true);
+    ASSERT_EQ(plan.ffns.size(), 1u);
+    EXPECT_EQ(plan.ffns[0].weights, nullptr);
+    EXPECT_GT(local_steps(plan), 0);
+  }
+};
+
+TEST_F(NoCombine, WithoutWeights) {
+  ggml_tensor* out = experts();
+  expect_not_taken(ggml_add(ctx, view(out, 0), view(out, 1)));
+}
+
+TEST_F(NoCombine, WithOneExpertAddedTwice) {
+  ggml_tensor* out = ggml_mul(ctx, experts(), weights);
+  expect_not_taken(ggml_add(ctx, view(out, 1), view(out, 1)));
+}
+
+TEST_F(NoCombine, OverSomeOfTheExpertsOnly) {
+  expect_not_taken(ggml_cont(ctx, view(ggml_mul(ctx, experts(), weights), 0)));
+}
+
+TEST_F(NoCombine, WhenTheWeightedRowsAreReadElsewhere) {
+  ggml_tensor* out = ggml_mul(ctx, experts(), weights);
+  ggml_tensor* sum = ggml_add(ctx, view(out, 0), view(out, 1));
+  expect_not_taken(ggml_add(ctx, sum, ggml_cont(ctx, view(out, 1))));
+}
+
+TEST_F(NoCombine, WithSomethingElseInTheChain) {
+  ggml_tensor* out = ggml_mul(ctx, experts(), weights);
+  expect_not_taken(ggml_add(ctx, ggml_scale(ctx, view(out, 0), 2), view(out, 1)));
+}
+
+TEST_F(NoCombine, WithARowOfItsOwnForEachPair) {
+  cur = input(ggml_new_tensor_3d(ctx, GGML_TYPE_F32, kEmbd, kUsed, kTokens), "cur");
+  ggml_tensor* out = ggml_mul(ctx, experts(), weights);
+  expect_not_taken(ggml_add(ctx, view(out, 0), view(out, 1)));
 }
 
 }  // namespace
