@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "ffn/device.h"
+#include "plugin/layer_identity.h"
 
 namespace kvasir::plugin {
 namespace {
@@ -177,10 +178,12 @@ Status Backend::compute_ffn(const ExpertFfn& ffn, Job& job) {
 Status Backend::compute(ggml_cgraph* graph) {
   if (runtime_.config().dispatch.local == dispatch::LocalPolicy::kOnly) {
     runtime_.count_local_split();
+    KVASIR_TRY(check_computable_here(graph, runtime_.config().replica));
     return compute_whole(graph);
   }
   const GraphPlan plan = plan_graph(graph, runtime_.config().dispatch.numerics == wire::Numerics::kFast);
   for (const std::string& text : plan.unknown) runtime_.note_unknown(text);
+  if (!plan.unknown.empty()) KVASIR_TRY(check_computable_here(graph, runtime_.config().replica));
   if (plan.ffns.empty()) {
     runtime_.count_local_split();
     return compute_whole(graph);

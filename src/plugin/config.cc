@@ -23,9 +23,13 @@ constexpr auto kVariables = std::to_array<Variable>({
     {"KVASIR_NUMERICS", "exact|invariant|fast", "numeric class"},
     {"KVASIR_WIRE", "f32|f16|bf16|q8", "how rows travel; only with KVASIR_NUMERICS=fast"},
     {"KVASIR_LOCAL", "fallback|never|only", "what to do with pairs no worker answers"},
-    {"KVASIR_REPLICA", "mmap|ram", "where the local replica of the experts lives"},
+    {"KVASIR_REPLICA", "mmap|ram|none", "where the local replica of the experts lives"},
     {"KVASIR_UPLOAD", "0|1", "hand experts that no worker holds to workers that offer memory"},
     {"KVASIR_CONNECT_MS", "0:60000", "how long the first round waits for workers that are still connecting"},
+    {"KVASIR_NO_REPLICA_MS", "0:600000", "without local compute: how long a round waits for a worker that holds a lost expert"},
+    {"KVASIR_HEDGE_MS", "0:60000", "a second worker is asked no earlier than this"},
+    {"KVASIR_FALLBACK_MS", "0:60000", "a late answer is given up, and computed here, no earlier than this"},
+    {"KVASIR_SPIN_US", "0:10000", "how long an answer is looked for without giving the processor away"},
     {"KVASIR_STATS", "0|1", "print counters on stderr at exit"},
     {"KVASIR_STATS_FILE", "file", "counters as JSON, rewritten each second"},
 });
@@ -67,6 +71,32 @@ Status choose(const Values& values, std::string_view name, Choices<T> choices, T
   return fix_input(std::format("{}={} is not known; use one of: {}.", name, it->second, allowed));
 }
 
+// A whole number of `Unit`s inside the variable's bounds.
+template <typename Unit>
+Status read_time(const Values& values, std::string_view name, std::int64_t max, Nanos& out) {
+  const auto it = values.find(name);
+  if (it == values.end()) return {};
+  std::int64_t n = -1;
+  const char* text_end = it->second.data() + it->second.size();
+  const auto [end, error] = std::from_chars(it->second.data(), text_end, n);
+  if (error != std::errc{} || end != text_end || n < 0 || n > max)
+    return fix_input(std::format("{}={} is not a number of {}seconds from 0 to {}.", name, it->second,
+                                 std::is_same_v<Unit, std::chrono::microseconds> ? "micro" : "milli", max));
+  out = Unit(n);
+  return {};
+}
+
+// Without a replica nothing can be computed here, whatever else was asked for.
+Status check_replica(const Values& values, Config& config) {
+  if (config.replica != Replica::kNone) return {};
+  if (values.contains("KVASIR_LOCAL") && config.dispatch.local != dispatch::LocalPolicy::kNever)
+    return fix_input(std::format("KVASIR_REPLICA=none keeps no expert that KVASIR_LOCAL={} could use; leave one of them out.",
+                                 values.find("KVASIR_LOCAL")->second));
+  if (config.upload) return fix_input("KVASIR_REPLICA=none keeps no expert that KVASIR_UPLOAD=1 could hand out; leave one of them out.");
+  config.dispatch.local = dispatch::LocalPolicy::kNever;
+  return {};
+}
+
 Status read_wire(const Values& values, dispatch::Options& options) {
   using wire::RowType;
   const auto it = values.find("KVASIR_WIRE");
@@ -101,7 +131,7 @@ Result<Config> load_config(const std::function<std::optional<std::string>(std::s
   KVASIR_TRY(choose<LocalPolicy>(values, "KVASIR_LOCAL",
                                  {{"fallback", LocalPolicy::kFallback}, {"never", LocalPolicy::kNever}, {"only", LocalPolicy::kOnly}},
                                  config.dispatch.local));
-  KVASIR_TRY(choose<Replica>(values, "KVASIR_REPLICA", {{"mmap", Replica::kMmap}, {"ram", Replica::kRam}}, config.replica));
+  KVASIR_TRY(choose<Replica>(values, "KVASIR_REPLICA", {{"mmap", Replica::kMmap}, {"ram", Replica::kRam}, {"none", Replica::kNone}}, config.replica));
   KVASIR_TRY(choose<wire::Numerics>(values, "KVASIR_NUMERICS", {{"exact", wire::Numerics::kExact}, {"invariant", wire::Numerics::kInvariant}, {"fast", wire::Numerics::kFast}},
                                   config.dispatch.numerics));
   KVASIR_TRY(read_wire(values, config.dispatch));
@@ -112,13 +142,13 @@ Result<Config> load_config(const std::function<std::optional<std::string>(std::s
   if (const auto it = values.find("KVASIR_WORKERS"); it != values.end()) {
     KVASIR_ASSIGN(config.dispatch.workers, dispatch::parse_workers(it->second));
   }
-  if (const auto it = values.find("KVASIR_CONNECT_MS"); it != values.end()) {
-    unsigned ms = 0;
-    const auto [end, error] = std::from_chars(it->second.data(), it->second.data() + it->second.size(), ms);
-    if (error != std::errc{} || end != it->second.data() + it->second.size() || ms > 60000)
-      return fix_input(std::format("KVASIR_CONNECT_MS={} is not a number of milliseconds from 0 to 60000.", it->second));
-    config.dispatch.connect_wait = std::chrono::milliseconds(ms);
-  }
+  KVASIR_TRY(check_replica(values, config));
+  using std::chrono::milliseconds;
+  KVASIR_TRY(read_time<milliseconds>(values, "KVASIR_CONNECT_MS", 60000, config.dispatch.connect_wait));
+  KVASIR_TRY(read_time<milliseconds>(values, "KVASIR_NO_REPLICA_MS", 600000, config.dispatch.no_replica_wait));
+  KVASIR_TRY(read_time<milliseconds>(values, "KVASIR_HEDGE_MS", 60000, config.dispatch.hedge_floor));
+  KVASIR_TRY(read_time<milliseconds>(values, "KVASIR_FALLBACK_MS", 60000, config.dispatch.fallback_floor));
+  KVASIR_TRY(read_time<std::chrono::microseconds>(values, "KVASIR_SPIN_US", 10000, config.dispatch.spin));
   if (config.dispatch.local == LocalPolicy::kNever && config.dispatch.workers.empty())
     return fix_input("KVASIR_LOCAL=never needs workers; set KVASIR_WORKERS=host:port,….");
   return config;

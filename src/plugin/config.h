@@ -19,6 +19,7 @@ namespace kvasir::plugin {
 enum class Replica {
   kMmap,  // the model file's own pages, read from disk when first touched
   kRam,   // a copy in memory, made while loading
+  kNone,  // nowhere: only workers compute experts
 };
 
 struct Config {

@@ -45,6 +45,18 @@ TEST(Config, DefaultsAreExactWithFallback) {
   EXPECT_TRUE(loaded.warnings.empty());
 }
 
+TEST(Config, WithoutAReplicaNothingIsComputedHere) {
+  const Loaded loaded = load({{"KVASIR_REPLICA", "none"}, {"KVASIR_WORKERS", "a:1"}, {"KVASIR_NO_REPLICA_MS", "2500"}});
+  ASSERT_TRUE(loaded.config) << loaded.config.error().message;
+  EXPECT_EQ(loaded.config->replica, Replica::kNone);
+  EXPECT_EQ(loaded.config->dispatch.local, dispatch::LocalPolicy::kNever);
+  EXPECT_EQ(loaded.config->dispatch.no_replica_wait, std::chrono::milliseconds(2500));
+  EXPECT_THAT(error_of({{"KVASIR_REPLICA", "none"}, {"KVASIR_LOCAL", "fallback"}}), HasSubstr("KVASIR_LOCAL=fallback"));
+  EXPECT_THAT(error_of({{"KVASIR_REPLICA", "none"}, {"KVASIR_UPLOAD", "1"}}), HasSubstr("KVASIR_UPLOAD"));
+  EXPECT_THAT(error_of({{"KVASIR_REPLICA", "none"}}), HasSubstr("KVASIR_WORKERS"));
+  EXPECT_THAT(error_of({{"KVASIR_SPIN_US", "10001"}}), HasSubstr("microseconds from 0 to 10000"));
+}
+
 TEST(Config, NarrowRowsBelongToFast) {
   for (const char* numerics : {"exact", "invariant"})
     EXPECT_THAT(error_of({{"KVASIR_WIRE", "f16"}, {"KVASIR_NUMERICS", numerics}}), HasSubstr("KVASIR_NUMERICS=fast"));
@@ -63,7 +75,7 @@ TEST(Config, UnknownVariableIsAWarning) {
 
 TEST(Config, WrongValuesSayWhatIsAllowed) {
   EXPECT_THAT(error_of({{"KVASIR_LOCAL", "always"}}), HasSubstr("fallback, never, only"));
-  EXPECT_THAT(error_of({{"KVASIR_REPLICA", "disk"}}), HasSubstr("mmap, ram"));
+  EXPECT_THAT(error_of({{"KVASIR_REPLICA", "disk"}}), HasSubstr("mmap, ram, none"));
   EXPECT_THAT(error_of({{"KVASIR_NUMERICS", "quick"}}), HasSubstr("exact, invariant, fast"));
   EXPECT_THAT(error_of({{"KVASIR_NUMERICS", "fast"}, {"KVASIR_WIRE", "f8"}}), HasSubstr("f32, f16, bf16, q8"));
   EXPECT_THAT(error_of({{"KVASIR_CONNECT_MS", "5s"}}), HasSubstr("milliseconds"));

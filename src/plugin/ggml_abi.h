@@ -99,6 +99,11 @@ struct ggml_backend {
   void* context;
 };
 
+struct ggml_backend_event {
+  ggml_backend_dev_t device;
+  void* context;
+};
+
 struct ggml_backend_device_i {
   const char* (*get_name)(ggml_backend_dev_t);
   const char* (*get_description)(ggml_backend_dev_t);

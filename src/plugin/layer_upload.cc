@@ -22,16 +22,6 @@ const std::byte* data_of(const ggml_tensor* t) { return static_cast<const std::b
 
 }  // namespace
 
-Result<wire::LayerId> layer_id_of(const ExpertFfn& ffn) {
-  std::vector<gguf::LayerIdMemoryTensor> weights;
-  for (const ggml_tensor* t : {ffn.tensors.gate, ffn.tensors.up, ffn.tensors.gate_up, ffn.tensors.down}) {
-    if (t == nullptr) continue;
-    const gguf::Shape ne = shape_of(t);
-    weights.push_back({.name = ggml_get_name(t), .type = t->type, .ne = {ne[0], ne[1], ne[2]}, .data = data_of(t)});
-  }
-  return gguf::compute_layer_id(weights);
-}
-
 Result<LayerUpload> LayerUpload::make(const ExpertFfn& ffn, const wire::LayerId& weights_id) {
   LayerUpload upload;
   const ffn::ExpertTensors& t = ffn.tensors;

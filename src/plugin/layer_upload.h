@@ -1,4 +1,4 @@
-// The identity of a layer's experts in memory, and slices cut from them for workers.
+// Slices cut for workers from a layer's experts in memory.
 #pragma once
 
 #include <vector>
@@ -9,9 +9,6 @@
 #include "plugin/expert_graph.h"
 
 namespace kvasir::plugin {
-
-// Of the weights, as a slice file has it. Reads samples.
-Result<wire::LayerId> layer_id_of(const ExpertFfn& ffn);
 
 // Valid while the FFN's tensors are.
 class LayerUpload {

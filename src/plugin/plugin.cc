@@ -4,6 +4,7 @@
 #include <cstring>
 #include <exception>
 #include <format>
+#include <new>
 
 #include "plugin/backend.h"
 #include "plugin/buffers.h"
@@ -53,6 +54,26 @@ ggml_status backend_compute(ggml_backend_t backend, ggml_cgraph* graph) noexcept
 
 void backend_set_n_threads(ggml_backend_t backend, int n_threads) noexcept { self(backend).set_n_threads(n_threads); }
 
+// --- handing weights over ------------------------------------------------------------------
+// With KVASIR_REPLICA=none llama.cpp reads the file into staging buffers, which it asks for
+// only of devices with "asynchronous" uploads and events. Ours are over when they return: the
+// bytes are dropped but for a few. Holes of the file are then read as fast as they are zeros.
+bool drops_weights() { return Runtime::instance()->config().replica == Replica::kNone; }
+
+void backend_set_tensor(ggml_backend_t, ggml_tensor* t, const void* data, std::size_t offset, std::size_t size) noexcept {
+  ggml_backend_tensor_set(t, data, offset, size);
+}
+void backend_event_record(ggml_backend_t, ggml_backend_event_t) noexcept {}
+void backend_event_wait(ggml_backend_t, ggml_backend_event_t) noexcept {}
+ggml_backend_event_t device_event_new(ggml_backend_dev_t dev) noexcept {
+  auto* event = new (std::nothrow) ggml_backend_event{};
+  if (event != nullptr) event->device = dev;
+  return event;
+}
+void device_event_free(ggml_backend_dev_t, ggml_backend_event_t event) noexcept { delete event; }
+void device_event_synchronize(ggml_backend_dev_t, ggml_backend_event_t) noexcept {}
+ggml_backend_buffer_type_t device_staging_type(ggml_backend_dev_t) noexcept { return drops_weights() ? staging_buffer_type() : nullptr; }
+
 // --- device -----------------------------------------------------------------------------
 const char* device_name(ggml_backend_dev_t) noexcept { return "KVASIR0"; }
 const char* device_description(ggml_backend_dev_t) noexcept { return "Kvasir: routed experts on workers"; }
@@ -67,7 +88,8 @@ void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props* props) noexcep
   device_memory(dev, &props->memory_free, &props->memory_total);
   props->caps = {};
   props->caps.buffer_from_host_ptr = Runtime::instance()->config().replica == Replica::kMmap;
-  props->caps.mmap_support = true;
+  props->caps.mmap_support = !drops_weights();
+  props->caps.async = props->caps.host_buffer = props->caps.events = drops_weights();
 }
 
 ggml_backend_t device_init(ggml_backend_dev_t dev, const char*) noexcept {
@@ -82,6 +104,9 @@ ggml_backend_t device_init(ggml_backend_dev_t dev, const char*) noexcept {
     backend->iface.get_name = backend_name;
     backend->iface.free = backend_free;
     backend->iface.graph_compute = backend_compute;
+    backend->iface.set_tensor_async = backend_set_tensor;
+    backend->iface.event_record = backend_event_record;
+    backend->iface.event_wait = backend_event_wait;
     backend->device = dev;
     backend->context = made->release();
     return backend;
@@ -137,11 +162,15 @@ Result<ggml_backend_reg_t> init() {
   g_device.iface.get_props = device_props;
   g_device.iface.init_backend = device_init;
   g_device.iface.get_buffer_type = device_buffer_type;
+  g_device.iface.get_host_buffer_type = device_staging_type;
   g_device.iface.buffer_from_host_ptr = device_buffer_from_host_ptr;
   g_device.iface.supports_op = device_supports_op;
   g_device.iface.supports_buft = device_supports_buft;
+  g_device.iface.event_new = device_event_new;
+  g_device.iface.event_free = device_event_free;
+  g_device.iface.event_synchronize = device_event_synchronize;
   g_device.reg = &g_reg;
-  g_buffer_type = init_buffer_type(&g_device, weights_freed);
+  g_buffer_type = init_buffer_type(&g_device, weights_freed, /*keep_weights=*/!drops_weights());
 
   g_reg.api_version = kGgmlBackendApi;
   g_reg.iface.get_name = reg_name;

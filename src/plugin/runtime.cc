@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "ffn/engine.h"
+#include "plugin/layer_identity.h"
 #include "plugin/layer_upload.h"
 
 namespace kvasir::plugin {
@@ -106,7 +107,7 @@ Result<const dispatch::Layer*> Runtime::layer_of(const ExpertFfn& ffn) {
 
 Result<const dispatch::Layer*> Runtime::register_layer(const ExpertFfn& ffn) {
   KVASIR_ASSIGN(dispatch::Dispatcher * dispatcher, this->dispatcher());
-  KVASIR_ASSIGN(const wire::LayerId id, layer_id_of(ffn));
+  KVASIR_ASSIGN(const wire::LayerId id, layer_id_of(ffn, config_.replica));
   if (!config_.upload) return &dispatcher->register_layer(id, ffn.layer, ffn.recipe);
   Result<LayerUpload> upload = LayerUpload::make(ffn, id);
   if (!upload) {

@@ -1,7 +1,7 @@
 // dispatch_round_bench: what a layer round costs over an echo of the same bytes.
 //
-// One row through 8 experts, n_embd 3072, exact (f32, one row per pair): 12 KB out, 98 KB
-// back. The far end is a thread of this process that answers at once, without computing.
+// One row through 8 experts, n_embd 3072: exact (f32, one row per pair: 12 KB out, 98 KB back)
+// and fast with f16 sums (6 KB each way). The far end is a thread of this process that answers at once, without computing.
 // Both sides run in turn, in the same run, over the same kind of stream, with the same spin
 // on the near end, at gaps of 0 and 5 ms between rounds. One JSON object a line.
 #include <poll.h>
@@ -28,13 +28,26 @@ namespace {
 constexpr std::uint32_t kWidth = 3072;
 constexpr std::uint32_t kTopK = 8;
 constexpr std::uint32_t kExperts = 64;
-constexpr std::size_t kOutBytes = wire::kHeaderBytes + wire::kExecHeadBytes + kTopK * wire::kPairBytes + kWidth * 4;
-constexpr std::size_t kBackBytes = wire::kHeaderBytes + wire::kResultHeadBytes + std::size_t{kTopK} * kWidth * 4;
+
+// What travels.
+struct Form {
+  const char* name;
+  wire::Numerics numerics;
+  wire::RowType type;
+  bool sums;
+  std::size_t row_bytes() const { return *wire::row_bytes(type, kWidth); }
+  std::size_t out_bytes() const {
+    return wire::kHeaderBytes + wire::kExecHeadBytes + kTopK * (wire::kPairBytes + (sums ? sizeof(float) : 0)) + row_bytes();
+  }
+  std::size_t back_bytes() const { return wire::kHeaderBytes + wire::kResultHeadBytes + (sums ? 1 : kTopK) * row_bytes(); }
+};
+constexpr Form kForms[] = {{"exact", wire::Numerics::kExact, wire::RowType::kF32, false},
+                           {"f16 sums", wire::Numerics::kFast, wire::RowType::kF16, true}};
 
 // Accepts one connection after another and serves each on a thread.
 class Far {
  public:
-  Far(const net::TlsIdentity* tls, bool echo) : echo_(echo) {
+  Far(const net::TlsIdentity* tls, const Form& form, bool echo) : form_(form), echo_(echo) {
     if (tls != nullptr) tls_ = net::TlsContext::server(*tls).value();
     listener_ = net::listen_on({"127.0.0.1", 0}).value();
     acceptor_ = std::thread([this] {
@@ -62,7 +75,7 @@ class Far {
   bool wait(const net::Stream& stream) { return !stop_ && net::wait_ready(stream, 10).has_value(); }
 
   void serve_echo(net::Stream& stream) {
-    std::vector<std::byte> in(kOutBytes), out(kBackBytes);
+    std::vector<std::byte> in(form_.out_bytes()), out(form_.back_bytes());
     std::size_t have = 0;
     net::FrameWriter writer;
     while (true) {
@@ -73,7 +86,7 @@ class Far {
         continue;
       }
       have += got->bytes;
-      if (have < kOutBytes) continue;
+      if (have < in.size()) continue;
       have = 0;
       if (!writer.send(stream, out)) return;
     }
@@ -83,7 +96,8 @@ class Far {
     net::FrameReader reader;
     net::FrameWriter writer;
     const bool checksum = !stream.encrypted();
-    const std::vector<float> answer(std::size_t{kTopK} * kWidth, 1.0f);
+    const std::uint32_t n_rows = form_.sums ? 1 : kTopK;
+    const Bytes rows(n_rows * form_.row_bytes());  // zeros in every type
     while (true) {
       const auto state = reader.read(stream);
       if (!state || *state == net::FrameReader::State::kEnd) return;
@@ -109,8 +123,7 @@ class Far {
         case wire::FrameType::kExec: {
           const auto exec = wire::decode_exec(frame.payload);
           KVASIR_CHECK(exec.has_value() && exec->head.n_pairs == kTopK);
-          const ByteSpan rows = std::as_bytes(std::span(answer));
-          const wire::ResultHead head{.n_embd = kWidth, .first_row = 0, .n_rows = kTopK, .total_rows = kTopK, .compute_us = 0};
+          const wire::ResultHead head{.row_type = form_.type, .n_embd = kWidth, .first_row = 0, .n_rows = n_rows, .total_rows = n_rows, .compute_us = 0};
           const Bytes prefix = wire::encode_result_prefix(frame.header.request_id, head, rows, false, checksum);
           if (!writer.send(stream, prefix, rows)) return;
           break;
@@ -120,6 +133,7 @@ class Far {
     }
   }
 
+  const Form form_;
   const bool echo_;
   std::optional<net::TlsContext> tls_;
   net::Listener listener_;
@@ -130,7 +144,8 @@ class Far {
 
 class EchoClient {
  public:
-  EchoClient(const Far& far, const net::TlsIdentity* tls, Nanos spin) : spin_(spin), out_(kOutBytes), in_(kBackBytes) {
+  EchoClient(const Far& far, const net::TlsIdentity* tls, const Form& form, Nanos spin)
+      : spin_(spin), out_(form.out_bytes()), in_(form.back_bytes()) {
     net::Fd fd = net::connect_to({"127.0.0.1", far.port()}, std::chrono::seconds(5)).value();
     if (tls != nullptr) {
       context_ = net::TlsContext::client().value();
@@ -143,7 +158,7 @@ class EchoClient {
     KVASIR_CHECK(writer_.send(*stream_, out_).has_value());
     std::size_t have = 0;
     const TimePoint spin_until = monotonic_now() + spin_;
-    while (have < kBackBytes) {
+    while (have < in_.size()) {
       const auto got = stream_->read_some(std::span(in_).subspan(have)).value();
       KVASIR_CHECK(got.state != net::IoState::kEnd);
       have += got.bytes;
@@ -167,15 +182,17 @@ double quantile_us(std::vector<double>& ns, double q) {
   return ns[static_cast<std::size_t>(q * static_cast<double>(ns.size() - 1))] / 1000;
 }
 
-void measure(bool with_tls, Nanos gap, Nanos spin, int n) {
+void measure(const Form& form, bool with_tls, Nanos gap, Nanos spin, int n) {
   const auto identity = net::make_tls_identity();
   const net::TlsIdentity* tls = with_tls ? &*identity : nullptr;
-  Far worker(tls, false), echo(tls, true);
-  EchoClient echo_client(echo, tls, spin);
+  Far worker(tls, form, false), echo(tls, form, true);
+  EchoClient echo_client(echo, tls, form, spin);
   Options options;
   options.workers = {{"127.0.0.1", worker.port(), with_tls ? net::format_fingerprint(identity->fingerprint) : ""}};
   options.local = LocalPolicy::kNever;
   options.spin = spin;
+  options.numerics = form.numerics;
+  options.row_type = options.result_type = form.type;
   auto dispatcher = Dispatcher::create(std::move(options)).value();
   wire::Recipe recipe;
   recipe.n_embd = kWidth;
@@ -183,10 +200,12 @@ void measure(bool with_tls, Nanos gap, Nanos spin, int n) {
   const Layer& layer = dispatcher->register_layer({}, 0, recipe);
   auto driver = dispatcher->make_driver();
   const std::vector<float> row(kWidth, 0.5f);
+  const std::vector<float> weights(kTopK, 0.125f);
   std::vector<float> out(std::size_t{kTopK} * kWidth);
   std::vector<wire::Pair> pairs;
   for (std::uint32_t k = 0; k < kTopK; ++k) pairs.push_back({0, k * 7});
-  const Round round{.layer = &layer, .rows = row.data(), .row_stride = kWidth, .n_rows = 1, .pairs = pairs, .out = out.data()};
+  const Round round{.layer = &layer, .rows = row.data(), .row_stride = kWidth, .n_rows = 1, .pairs = pairs,
+                    .weights = form.sums ? std::span(weights) : std::span<const float>(), .out = out.data()};
   const LocalCompute local = [](const Round&, std::span<const std::uint32_t>) -> Status { return fatal("not expected"); };
 
   std::vector<double> rounds, echoes;
@@ -203,8 +222,8 @@ void measure(bool with_tls, Nanos gap, Nanos spin, int n) {
     for (int i = 0; i < kBlock; ++i) timed(rounds, [&] { KVASIR_CHECK(driver->run(round, local).has_value()); });
   }
   const double round_p50 = quantile_us(rounds, 0.5), echo_p50 = quantile_us(echoes, 0.5);
-  std::printf(R"({"bench":"round","stream":"%s","gap_ms":%lld,"spin_us":%lld,"round_p50_us":%.1f,"echo_p50_us":%.1f,"over_echo_p50_us":%.1f,"round_p99_us":%.1f,"echo_p99_us":%.1f})" "\n",
-              with_tls ? "tls" : "plain", static_cast<long long>(gap.count() / 1'000'000), static_cast<long long>(spin.count() / 1000),
+  std::printf(R"({"bench":"round","form":"%s","stream":"%s","gap_ms":%lld,"spin_us":%lld,"round_p50_us":%.1f,"echo_p50_us":%.1f,"over_echo_p50_us":%.1f,"round_p99_us":%.1f,"echo_p99_us":%.1f})" "\n",
+              form.name, with_tls ? "tls" : "plain", static_cast<long long>(gap.count() / 1'000'000), static_cast<long long>(spin.count() / 1000),
               round_p50, echo_p50, round_p50 - echo_p50, quantile_us(rounds, 0.99), quantile_us(echoes, 0.99));
   std::fflush(stdout);
 }
@@ -215,7 +234,8 @@ void measure(bool with_tls, Nanos gap, Nanos spin, int n) {
 int main(int argc, char** argv) {
   using namespace std::chrono_literals;
   const auto spin = std::chrono::microseconds(argc > 1 ? std::atoi(argv[1]) : 50);
-  for (const bool tls : {false, true})
-    for (const kvasir::Nanos gap : {kvasir::Nanos(0), kvasir::Nanos(5ms)})
-      kvasir::dispatch::measure(tls, gap, spin, gap > kvasir::Nanos(0) ? 400 : 4000);
+  for (const auto& form : kvasir::dispatch::kForms)
+    for (const bool tls : {false, true})
+      for (const kvasir::Nanos gap : {kvasir::Nanos(0), kvasir::Nanos(5ms)})
+        kvasir::dispatch::measure(form, tls, gap, spin, gap > kvasir::Nanos(0) ? 400 : 4000);
 }
