@@ -20,6 +20,7 @@
 #include "spdlog/spdlog.h"
 #include "worker/raw_session.h"
 #include "worker/server.h"
+#include "worker/tuning.h"
 
 namespace kvasir::cli {
 namespace {
@@ -38,6 +39,8 @@ struct Options {
   bool insecure_anywhere = false;
   bool tls = false;
   bool no_verify = false;
+  bool no_tune = false;
+  std::string numerics = "any";
   bool verbose = false;
   std::string data_dir;
   std::string token_file;
@@ -114,6 +117,19 @@ void on_stop_signal(int) {
   if (worker::Server* server = running.load()) server->request_stop();
 }
 
+// Picks the plans of class fast, and says which. The time of a pair in a lone decode step, µs.
+Result<std::uint32_t> tune(const Options& options, const worker::SliceStore& store, ffn::Engine& engine, int n_threads) {
+  worker::TuneOptions tune_options;
+  tune_options.device = options.device;
+  tune_options.n_threads = n_threads;
+  tune_options.cache_file = (options.data_dir.empty() ? default_data_dir() : options.data_dir) + "/plans";
+  KVASIR_ASSIGN(const std::optional<worker::WorkerTuning> tuned, worker::tune_store(store, engine, tune_options));
+  if (!tuned) return 0u;
+  for (const std::string& line : tuned->lines) spdlog::info("{} {}", tuned->cached ? "plan, as measured before:" : "plan:", line);
+  const double speed = tuned->tuning.exact[0] > 0 ? tuned->tuning.exact[0] : tuned->tuning.fast[0];
+  return speed > 0 ? static_cast<std::uint32_t>(std::clamp(1e6 / speed, 1.0, 1e9)) : 0u;
+}
+
 // False: connections had to be cut, and threads may still be computing.
 Result<bool> serve(const Options& options) {
   log_to_stderr(options.verbose);
@@ -146,6 +162,8 @@ Result<bool> serve(const Options& options) {
   store_options.bytes_max = options.memory_bytes;
   store_options.verify = !options.no_verify;
   if (options.only_that_layer) store_options.only_layer = options.layer;
+  if (options.numerics == "fast") store_options.packing = worker::Packing::kInstead;
+  else if (options.numerics == "any" && options.memory_bytes != 0) store_options.packing = worker::Packing::kBeside;
   KVASIR_ASSIGN(worker::SliceStore store, worker::SliceStore::load(options.slices, store_options));
   if (options.layer) KVASIR_TRY(worker::choose_raw_layer(store, options.layer));
   KVASIR_ASSIGN(ggml_backend_dev_t device, ffn::find_device(options.device));
@@ -153,8 +171,12 @@ Result<bool> serve(const Options& options) {
       options.n_threads > 0 ? options.n_threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   KVASIR_ASSIGN(auto engine, ffn::Engine::create({.device = options.device, .n_threads = n_threads}));
   KVASIR_ASSIGN(wire::NumericsId numerics_id, ffn::numerics_id(options.device));
+  if (options.numerics != "exact" && !options.no_tune) {
+    KVASIR_ASSIGN(server_options.pair_us, tune(options, store, *engine, n_threads));
+  }
 
   const std::uint64_t bytes = store.bytes();
+  const std::string packed = store.packed_bytes() == 0 ? "" : std::format(", {} of them rearranged for class fast", format_bytes(store.packed_bytes()));
   std::size_t n_experts = 0;
   for (const worker::HeldLayerPtr& layer : store.layers()) n_experts += layer->experts.size();
   const std::size_t n_layers = store.layers().size();
@@ -167,8 +189,8 @@ Result<bool> serve(const Options& options) {
 
   std::printf("%s\n", link_line(where, server->port(), identity ? &*identity : nullptr).c_str());
   std::fflush(stdout);
-  spdlog::info("serving {} experts of {} layers ({}) on {}, {} threads", n_experts, n_layers, format_bytes(bytes),
-               options.device, n_threads);
+  spdlog::info("serving {} experts of {} layers ({}{}) on {}, {} threads, numerics {}", n_experts, n_layers,
+               format_bytes(bytes), packed, options.device, n_threads, options.numerics);
   const bool finished = server->run();
   running = nullptr;
   spdlog::info("stopped after {} requests", server->stats().requests.load());
@@ -205,6 +227,12 @@ void add_worker(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(0u, worker::kQueueMax));
   command->add_option("--spin-us", options->spin_us, "look for the next request this long before sleeping")
       ->check(CLI::Range(0u, worker::kSpinUsMax));
+  command->add_option("--numerics", options->numerics,
+                      "any: every class, with a rearranged second copy if --memory has room; exact: no tuning; fast: one "
+                      "copy, rearranged, for backbones of class fast only")
+      ->check(CLI::IsMember({"any", "exact", "fast"}))
+      ->capture_default_str();
+  command->add_flag("--no-tune", options->no_tune, "do not measure the plans of class fast at the start");
   command->add_flag("--tls", options->tls, "encrypt on loopback too");
   command->add_flag("--insecure", options->insecure, "plain TCP; with a token, also serve the older framing without it");
   command->add_flag("--insecure-anywhere", options->insecure_anywhere, "allow --insecure on addresses others can reach");
@@ -228,6 +256,7 @@ std::optional<int> run_older_name(int argc, char** argv) {
   app.add_option("--model", options.slices, "slice or model")->required();
   CLI11_PARSE(app, argc, argv);
   options.insecure = true;
+  options.numerics = "exact";
   options.only_that_layer = true;
   return run(options);
 }

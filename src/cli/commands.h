@@ -19,6 +19,7 @@ void add_demo(CLI::App& app, int& exit_code);
 void add_hub(CLI::App& app, int& exit_code);
 void add_join(CLI::App& app, int& exit_code);
 void add_verify(CLI::App& app, int& exit_code);
+void add_bench(CLI::App& app, int& exit_code);
 
 // The whole program under the name linkcpp-expert-worker (a link to kvasir); nullopt under
 // any other.

@@ -118,12 +118,12 @@ Result<bool> Connection::greet() {
     return refuse(ErrorCode::kMalformed, "The first frame must be HELLO.");
   const Result<wire::Hello> hello = wire::decode_hello(reader_.frame().payload);
   if (!hello) return refuse(ErrorCode::kMalformed, hello.error().message);
-  if (auto refusal = refuse_hello(*hello, core_.numerics_id, core_.options.token))
+  if (auto refusal = refuse_hello(*hello, core_.numerics_id, core_.options.token, core_.store.files().plain()))
     return refuse(refusal->code, std::move(refusal->message));
   if (core_.draining) return refuse(ErrorCode::kDraining, "This worker is shutting down: use a replica.");
 
   greeted_ = true;
-  same_numerics_ = hello->numerics_id == core_.numerics_id;
+  same_numerics_ = core_.store.files().plain() && hello->numerics_id == core_.numerics_id;
   reader_.set_payload_bytes_max(wire::kFramePayloadBytesMax);
   wire::Hello ours;
   ours.role = wire::Role::kWorker;
@@ -313,39 +313,53 @@ Status Connection::answer(std::uint64_t request_id, ByteSpan payload, ComputeGat
     core_.engine->forget_graphs();
     core_.freed_seen = freed;
   }
-  const TimePoint start = monotonic_now();
-  const Status computed = request_.compute(*core_.engine);
-  const Nanos took = monotonic_now() - start;
-  if (!computed) {
-    spdlog::error("{}: {}", peer_, computed.error().message);
-    return refuse(ErrorCode::kInternal, computed.error().message);
+  Nanos took{};
+  while (true) {
+    const TimePoint start = monotonic_now();
+    const Status computed = request_.compute(*core_.engine);
+    took += monotonic_now() - start;
+    if (!computed) {
+      spdlog::error("{}: {}", peer_, computed.error().message);
+      return refuse(ErrorCode::kInternal, computed.error().message);
+    }
+    if (request_.complete()) break;
+    // The peer reads this piece while the next one is computed; one that does not read holds nobody up.
+    KVASIR_TRY(send_rows(request_id, view->head, request_.finish(), took, /*wait=*/false));
   }
   core_.gate.withdraw(ticket);
   core_.stats.count_compute(view->head.n_pairs, took);
   ++core_.stats.requests;
-  const Status sent = send_result(request_id, view->head, request_.finish(),
-                                  static_cast<std::uint32_t>(std::min<std::int64_t>(took.count() / 1000, UINT32_MAX)));
+  const Status sent = send_rows(request_id, view->head, request_.finish(), took, /*wait=*/true);
   request_.release();
   ++n_answered_;
   if (core_.options.spin_us > 0) spin_until_ = monotonic_now() + std::chrono::microseconds(core_.options.spin_us);
   return sent;
 }
 
-Status Connection::send_result(std::uint64_t request_id, const wire::ExecHead& exec, ByteSpan rows,
-                               std::uint32_t compute_us) {
-  wire::ResultHead head{.row_type = exec.result_type, .n_embd = exec.n_embd, .compute_us = compute_us};
-  head.total_rows = request_.answer_rows();
-  const std::size_t row_bytes = rows.size() / head.total_rows;
+Status Connection::send_rows(std::uint64_t request_id, const wire::ExecHead& exec, const ExecRequest::Rows& rows, Nanos computed,
+                             bool wait) {
+  if (rows.count == 0) return {};
+  wire::ResultHead head{.row_type = exec.result_type, .n_embd = exec.n_embd, .first_row = rows.first,
+                        .total_rows = request_.answer_rows(),
+                        .compute_us = static_cast<std::uint32_t>(std::min<std::int64_t>(computed.count() / 1000, UINT32_MAX))};
+  const std::size_t row_bytes = rows.bytes.size() / rows.count;
   const std::uint32_t rows_max = wire::result_rows_per_frame(head.row_type, head.n_embd);
-  while (head.first_row < head.total_rows) {
-    head.n_rows = std::min(rows_max, head.total_rows - head.first_row);
-    const ByteSpan part = rows.subspan(head.first_row * row_bytes, head.n_rows * row_bytes);
+  const std::uint32_t end = rows.first + rows.count;
+  while (head.first_row < end) {
+    head.n_rows = std::min(rows_max, end - head.first_row);
+    const ByteSpan part = rows.bytes.subspan((head.first_row - rows.first) * row_bytes, head.n_rows * row_bytes);
     const bool more = head.first_row + head.n_rows < head.total_rows;
     const Bytes prefix = wire::encode_result_prefix(request_id, head, part, more, checksum());
-    KVASIR_TRY(send_whole(*stream_, writer_, core_.options.timeouts, prefix, part));
+    // A queue near its limit is a peer that reads slower than this worker computes: it sets the pace then.
+    if (wait || writer_.queued_bytes() + part.size() + prefix.size() > net::FrameWriter::kQueuedBytesMax) {
+      KVASIR_TRY(flush_whole(*stream_, writer_, core_.options.timeouts));
+      KVASIR_TRY(send_whole(*stream_, writer_, core_.options.timeouts, prefix, part));
+    } else {
+      KVASIR_TRY(writer_.send(*stream_, prefix, part));
+    }
     head.first_row += head.n_rows;
   }
-  core_.stats.bytes_sent += rows.size();
+  core_.stats.bytes_sent += rows.bytes.size();
   return {};
 }
 

@@ -60,7 +60,8 @@ class Connection {
   Status malformed(const net::Frame& frame, std::string why);
   Status answer(std::uint64_t request_id, ByteSpan payload, ComputeGate::Ticket& ticket);
   Status run_pending();
-  Status send_result(std::uint64_t request_id, const wire::ExecHead& exec, ByteSpan rows, std::uint32_t compute_us);
+  // Part of an answer. Without `wait`, what the socket does not take at once is queued.
+  Status send_rows(std::uint64_t request_id, const wire::ExecHead& exec, const ExecRequest::Rows& rows, Nanos computed, bool wait);
   Status send(ByteSpan frame) { return send_whole(*stream_, writer_, core_.options.timeouts, frame); }
   Status send_error(std::uint64_t request_id, wire::ErrorCode code, std::string message);
   bool checksum() const { return !stream_->encrypted(); }

@@ -56,13 +56,52 @@ std::optional<ErrorMessage> ExecRequest::prepare(const wire::ExecView& view, con
   view_ = view;
   bound_ = &bound;
   rows_ = {rows, n_embd, head.n_rows};
-  out_.room_for(n_pairs * n_embd);
+  cut_into_pieces();
+  std::uint32_t longest = 0;
+  for (std::uint32_t begin = 0; const std::uint32_t end : piece_ends_) {
+    longest = std::max(longest, end - begin);
+    begin = end;
+  }
+  out_.room_for(std::size_t{longest} * n_embd);
+  if (sums) std::fill_n(sums_.room_for(n_rows * n_embd), n_rows * n_embd, 0.f);
   return std::nullopt;
 }
 
+// Whole experts only: a row's bits depend on how many rows its expert computes at once. Where an
+// expert's pairs do not follow each other, the request is one piece.
+void ExecRequest::cut_into_pieces() {
+  const std::uint32_t n = view_.head.n_pairs;
+  piece_ends_.clear();
+  next_piece_ = 0;
+  begin_ = end_ = 0;
+  if (n > kPiecePairs) {
+    seen_.assign(bound_->layer->tensors.n_local, false);
+    const ffn::LocalPair* pairs = pairs_.data();
+    std::uint32_t begin = 0;
+    for (std::uint32_t i = 0; i < n; ++i) {
+      if (i > 0 && pairs[i].expert == pairs[i - 1].expert) continue;
+      if (seen_[pairs[i].expert]) {
+        piece_ends_.clear();
+        break;
+      }
+      seen_[pairs[i].expert] = true;
+      if (i - begin >= kPiecePairs) piece_ends_.push_back(begin = i);
+    }
+  }
+  piece_ends_.push_back(n);
+}
+
 Status ExecRequest::compute(ffn::Engine& engine) {
-  return engine.compute(view_.head.numerics, bound_->recipe, bound_->layer->tensors, rows_,
-                        {pairs_.data(), view_.head.n_pairs}, out_.data());
+  begin_ = end_;
+  end_ = piece_ends_[next_piece_++];
+  const std::span<const ffn::LocalPair> pairs(pairs_.data() + begin_, end_ - begin_);
+  if (view_.head.numerics == wire::Numerics::kFast) {
+    KVASIR_TRY(engine.compute_fast(bound_->recipe, bound_->layer->copies, rows_, pairs, out_.data()));
+  } else {
+    KVASIR_TRY(engine.compute(view_.head.numerics, bound_->recipe, bound_->layer->tensors, rows_, pairs, out_.data()));
+  }
+  if (view_.head.result_kind == ResultKind::kWeightedSum && !complete()) sum_weighted();
+  return {};
 }
 
 std::uint32_t ExecRequest::answer_rows() const {
@@ -71,29 +110,32 @@ std::uint32_t ExecRequest::answer_rows() const {
 
 void ExecRequest::sum_weighted() {
   const std::size_t n_embd = view_.head.n_embd;
-  float* sums = sums_.room_for(view_.head.n_rows * n_embd);
-  std::fill_n(sums, view_.head.n_rows * n_embd, 0.f);
-  for (std::size_t i = 0; i < view_.head.n_pairs; ++i) {
+  float* sums = sums_.data();
+  for (std::size_t i = begin_; i < end_; ++i) {
     const float weight = view_.weight(i);
-    const float* row = out_.data() + i * n_embd;
+    const float* row = out_.data() + (i - begin_) * n_embd;
     float* sum = sums + view_.pair(i).row * n_embd;
     for (std::size_t c = 0; c < n_embd; ++c) sum[c] += weight * row[c];
   }
 }
 
-ByteSpan ExecRequest::finish() {
-  const std::size_t n_embd = view_.head.n_embd, n_rows = answer_rows();
+ExecRequest::Rows ExecRequest::finish() {
+  const std::size_t n_embd = view_.head.n_embd;
   const float* rows = out_.data();
+  std::uint32_t first = begin_, n_rows = end_ - begin_;
   if (view_.head.result_kind == ResultKind::kWeightedSum) {
+    if (!complete()) return {};
     sum_weighted();
     rows = sums_.data();
+    first = 0;
+    n_rows = view_.head.n_rows;
   }
-  if (view_.head.result_type == RowType::kF32) return std::as_bytes(std::span(rows, n_rows * n_embd));
+  if (view_.head.result_type == RowType::kF32) return {first, n_rows, std::as_bytes(std::span(rows, n_rows * n_embd))};
   const std::size_t row_bytes = *wire::row_bytes(view_.head.result_type, view_.head.n_embd);  // decode_exec has asked
   std::byte* encoded = encoded_.room_for(n_rows * row_bytes);
   for (std::size_t i = 0; i < n_rows; ++i)
     wire::encode_row(view_.head.result_type, {rows + i * n_embd, n_embd}, {encoded + i * row_bytes, row_bytes});
-  return {encoded, n_rows * row_bytes};
+  return {first, n_rows, {encoded, n_rows * row_bytes}};
 }
 
 void ExecRequest::release() {

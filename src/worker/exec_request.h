@@ -1,5 +1,7 @@
-// One EXEC, from its payload to the rows of its answer. Sums and encoding (finish) are done
-// after the gate is left, so that another connection's request can run meanwhile.
+// One EXEC, from its payload to the rows of its answer. A long one is computed in pieces of
+// whole experts, so that a piece can travel while the next is computed, and memory holds one
+// piece. Sums and encoding of the last piece (finish) are done after the gate is left, so that
+// another connection's request can run meanwhile.
 //
 // Buffers are kept between requests while they are small. One thread.
 #pragma once
@@ -52,14 +54,22 @@ class ExecRequest {
   // Checks the request against the layer and decodes rows that are not f32. `view` and
   // `bound` must stand until finish(). The refusal, if there is one.
   std::optional<wire::ErrorMessage> prepare(const wire::ExecView& view, const BoundRecipe& bound);
-  // The expert FFN of all pairs. The caller has the gate's turn.
+  // The expert FFN of the next piece's pairs. The caller has the gate's turn.
   Status compute(ffn::Engine& engine);
-  // The answer's rows as they travel; they stand until the next prepare() or release().
-  ByteSpan finish();
+  bool complete() const { return next_piece_ == piece_ends_.size(); }  // nothing is left to compute
+  // Rows of the answer that the last compute() has made ready, as they travel; none before the
+  // end if rows are summed. They stand until the next compute(), prepare() or release().
+  struct Rows {
+    std::uint32_t first = 0;
+    std::uint32_t count = 0;
+    ByteSpan bytes;
+  };
+  Rows finish();
   std::uint32_t answer_rows() const;
   void release();
 
  private:
+  void cut_into_pieces();
   void sum_weighted();
 
   MemoryBudget& budget_;
@@ -68,6 +78,10 @@ class ExecRequest {
   const BoundRecipe* bound_ = nullptr;
   ffn::RowsView rows_;
   Scratch<ffn::LocalPair> pairs_;
+  std::vector<std::uint32_t> piece_ends_;  // piece i is the pairs [piece_ends_[i - 1], piece_ends_[i])
+  std::size_t next_piece_ = 0;
+  std::uint32_t begin_ = 0, end_ = 0;      // pairs of the piece computed last
+  std::vector<bool> seen_;                 // experts, while pieces are cut
   Scratch<float> decoded_, out_, sums_;
   Scratch<std::byte> encoded_;
 };

@@ -27,7 +27,7 @@ std::string describe_difference(const wire::NumericsId& ours, const wire::Numeri
 }
 
 std::optional<wire::ErrorMessage> refuse_hello(const wire::Hello& peer, const wire::NumericsId& ours,
-                                               std::string_view token) {
+                                               std::string_view token, bool plain) {
   using wire::ErrorCode;
   if (!token.empty() && !equal_in_constant_time(peer.token, token))
     return wire::ErrorMessage{ErrorCode::kUnauthorized, "This worker asks for a node token, and the one given is not it."};
@@ -37,6 +37,10 @@ std::optional<wire::ErrorMessage> refuse_hello(const wire::Hello& peer, const wi
                                           wire::kProtocolVersion, peer.protocol_version)};
   if (peer.role != wire::Role::kBackbone)
     return wire::ErrorMessage{ErrorCode::kMalformed, "Only a backbone connects to a worker."};
+  if (peer.numerics != wire::Numerics::kFast && !plain)
+    return wire::ErrorMessage{ErrorCode::kNumerics,
+                              "This worker was started with --numerics fast: its weights lie as class fast needs them, and "
+                              "no other class. Ask for KVASIR_NUMERICS=fast, or start it without."};
   if (peer.numerics != wire::Numerics::kFast) {
     const std::string difference = describe_difference(ours, peer.numerics_id);
     if (!difference.empty())

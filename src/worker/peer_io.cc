@@ -32,6 +32,10 @@ void wait_for(const net::Stream* stream, bool reading, const Wake* wake, TimePoi
 Status send_whole(net::Stream& stream, net::FrameWriter& writer, const Timeouts& timeouts, ByteSpan prefix,
                   ByteSpan rows) {
   KVASIR_TRY(writer.send(stream, prefix, rows));
+  return flush_whole(stream, writer, timeouts);
+}
+
+Status flush_whole(net::Stream& stream, net::FrameWriter& writer, const Timeouts& timeouts) {
   if (writer.idle(stream)) return {};
   const std::size_t total = writer.queued_bytes();
   Progress progress(timeouts);

@@ -63,6 +63,8 @@ class Progress {
 // the deadline. Either may be null.
 void wait_for(const net::Stream* stream, bool reading, const Wake* wake, TimePoint deadline);
 
+// Waits until what is queued has left, or says that the peer is too slow or gone.
+Status flush_whole(net::Stream& stream, net::FrameWriter& writer, const Timeouts& timeouts);
 // Sends a frame whole, or says that the peer is too slow or gone.
 Status send_whole(net::Stream& stream, net::FrameWriter& writer, const Timeouts& timeouts, ByteSpan prefix,
                   ByteSpan rows = {});

@@ -107,7 +107,9 @@ class RawSession {
       return turn;
     }
     const TimePoint start = monotonic_now();
-    const Status computed = core_.engine->compute(bound_.recipe, bound_.layer->tensors, rows, pairs, out);
+    const Status computed = bound_.layer->plain
+                                ? core_.engine->compute(bound_.recipe, bound_.layer->tensors, rows, pairs, out)
+                                : core_.engine->compute_fast(bound_.recipe, bound_.layer->copies, rows, pairs, out);
     core_.stats.count_compute(pairs.size(), monotonic_now() - start);
     return computed;
   }

@@ -28,6 +28,7 @@ struct ServerOptions {
   std::optional<std::uint32_t> raw_layer;
   std::optional<net::TlsContext> tls;
   std::string software = "kvasir";
+  std::uint32_t pair_us = 0;  // measured by the tuner, for PONG until requests show better
   std::string stats_file;
   Timeouts timeouts;
 };
@@ -40,7 +41,9 @@ struct ServerCore {
         engine(std::move(ffn_engine)),
         numerics_id(std::move(id)),
         gate(options.queue),
-        budget(options.request_bytes_max) {}
+        budget(options.request_bytes_max) {
+    stats.set_pair_us(options.pair_us);
+  }
 
   const ServerOptions options;
   LiveStore store;

@@ -1,8 +1,6 @@
 #include "worker/slice_loader.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
+#include <algorithm>
 #include <cstring>
 #include <format>
 
@@ -34,14 +32,14 @@ ggml_tensor** slot_of(ffn::ExpertTensors& t, const gguf::ExpertTensorName& name)
   return nullptr;
 }
 
-// Expert weights are read at random in 5 MB pieces: huge pages read up to 1.5 times faster.
-// Asked for before the memory is touched; a refusal costs nothing but speed.
-void prefer_huge_pages(ggml_backend_buffer_t buffer) {
-  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto base = reinterpret_cast<std::uintptr_t>(ggml_backend_buffer_get_base(buffer));
-  const std::uintptr_t begin = (base + page - 1) / page * page;
-  const std::uintptr_t end = (base + ggml_backend_buffer_get_size(buffer)) / page * page;
-  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+// The extra buffer type that takes most of the layer's bytes; ggml lists the fastest first.
+Result<std::optional<ffn::PackedMatrices>> plan_packed(ggml_backend_dev_t device, const ffn::ExpertTensors& shape) {
+  std::optional<ffn::PackedMatrices> best;
+  for (ggml_backend_buffer_type_t type : ffn::extra_buffer_types(device)) {
+    KVASIR_ASSIGN(ffn::PackedMatrices packed, ffn::PackedMatrices::plan(device, type, shape));
+    if (!packed.empty() && (!best || packed.bytes() > best->bytes())) best = std::move(packed);
+  }
+  return best;
 }
 
 bool same_slab(const gguf::ExpertTensor& a, const gguf::ExpertTensor& b) {
@@ -67,15 +65,21 @@ Status LayerPlan::join(const gguf::MoeModel& model, const gguf::LayerExperts& la
   return {};
 }
 
-Result<std::uint64_t> LayerPlan::lay_out(ggml_backend_buffer_type_t buffer_type) {
+Result<std::uint64_t> LayerPlan::lay_out(ggml_backend_buffer_type_t buffer_type, Packing packing,
+                                         ggml_backend_dev_t device) {
   const gguf::LayerExperts& layer = *sources_.front().layer;
+  targets_.clear();
   held_ = std::make_shared<HeldLayer>();
-  held_->context.reset(ggml_init({ggml_tensor_overhead() * (layer.tensors.size() + 1), nullptr, /*no_alloc=*/true}));
-  ggml_context* ctx = held_->context.get();
-  if (!ctx) return retry_later("There is no memory left for the list of tensors.");
+  const ggml_init_params room{ggml_tensor_overhead() * (layer.tensors.size() + 1), nullptr, /*no_alloc=*/true};
+  shapes_.reset(ggml_init(room));
+  held_->context.reset(ggml_init(room));
+  ggml_context* ctx = shapes_.get();
+  if (!ctx || !held_->context) return retry_later("There is no memory left for the list of tensors.");
   const std::int64_t n_local = experts_.size();
+  ffn::ExpertTensors shape;
+  shape.n_local = experts_.size();
   for (const gguf::ExpertTensor& tensor : layer.tensors) {
-    ggml_tensor** slot = slot_of(held_->tensors, tensor.id);
+    ggml_tensor** slot = slot_of(shape, tensor.id);
     // A side tensor shared by all experts stands for no operation of a recipe.
     if (!slot || !tensor.per_expert) continue;
     const auto n0 = static_cast<std::int64_t>(tensor.ne[0]), n1 = static_cast<std::int64_t>(tensor.ne[1]);
@@ -88,17 +92,29 @@ Result<std::uint64_t> LayerPlan::lay_out(ggml_backend_buffer_type_t buffer_type)
       return fix_input(std::format("{}: {} has slabs of {} bytes, which does not agree with its shape.",
                                    sources_.front().model->file_name(), tensor.name, tensor.bytes_per_expert));
     ggml_set_name(*slot, tensor.name.c_str());
-    targets_.push_back({&tensor, *slot});
+    targets_.push_back({&tensor, *slot, nullptr});
   }
-  held_->tensors.n_local = experts_.size();
-  held_->bytes = ggml_backend_alloc_ctx_tensors_from_buft_size(ctx, buffer_type);
+  if (packing != Packing::kNone) {
+    KVASIR_ASSIGN(held_->packed, plan_packed(device, shape));
+  }
+  const bool instead = packing == Packing::kInstead && held_->packed;
+  held_->tensors = shape;
+  for (Target& target : targets_) {
+    if (instead && held_->packed->takes(target.shape_tensor)) continue;
+    target.tensor = ggml_dup_tensor(held_->context.get(), target.shape_tensor);
+    ggml_set_name(target.tensor, target.shape_tensor->name);
+    *slot_of(held_->tensors, target.shape->id) = target.tensor;
+  }
+  held_->plain = !instead;
+  held_->bytes = ggml_backend_alloc_ctx_tensors_from_buft_size(held_->context.get(), buffer_type) + packed_bytes();
   return held_->bytes;
 }
 
 Status LayerPlan::fill(const Target& target, bool verify) const {
   ggml_tensor* tensor = target.tensor;
+  ffn::PackedMatrices* packed = held_->packed && held_->packed->takes(target.shape_tensor) ? &*held_->packed : nullptr;
   const std::size_t slab_bytes = target.shape->bytes_per_expert;
-  const bool host = ggml_backend_buffer_is_host(tensor->buffer);
+  const bool host = tensor && ggml_backend_buffer_is_host(tensor->buffer);
   Bytes staging(host ? 0 : slab_bytes);
   ExpertSet filled;
   for (const Source& source : sources_) {
@@ -112,7 +128,8 @@ Status LayerPlan::fill(const Target& target, bool verify) const {
     for (std::uint32_t expert : source.layer->held.ids()) {
       const std::uint32_t from_slab = slab++;
       if (filled.contains(expert)) continue;
-      const std::size_t at = *experts_.rank(expert) * slab_bytes;
+      const std::uint32_t local = *experts_.rank(expert);
+      const std::size_t at = local * slab_bytes;
       const std::span<std::byte> bytes =
           host ? std::span(static_cast<std::byte*>(tensor->data) + at, slab_bytes) : std::span(staging);
       KVASIR_TRY(source.model->read_slab(*from, from_slab, bytes));
@@ -123,7 +140,8 @@ Status LayerPlan::fill(const Target& target, bool verify) const {
           return fix_input(std::format("{}: expert {} of {} is damaged (its hash differs): fetch the slice again.",
                                        source.model->file_name(), expert, from->name));
       }
-      if (!host) ggml_backend_tensor_set(tensor, bytes.data(), at, slab_bytes);
+      if (tensor && !host) ggml_backend_tensor_set(tensor, bytes.data(), at, slab_bytes);
+      if (packed) packed->set(target.shape_tensor, local, bytes.data());
     }
     for (const Range& range : source.layer->held.ranges()) filled.add(range);
   }
@@ -133,14 +151,30 @@ Status LayerPlan::fill(const Target& target, bool verify) const {
 Result<HeldLayerPtr> LayerPlan::load(ggml_backend_buffer_type_t buffer_type, bool verify) {
   const Source& first = sources_.front();
   HeldLayer& held = *held_;
-  held.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(held.context.get(), buffer_type));
-  if (!held.buffer)
+  const bool any_plain = std::ranges::any_of(targets_, [](const Target& target) { return target.tensor != nullptr; });
+  if (any_plain) held.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(held.context.get(), buffer_type));
+  if (any_plain && !held.buffer)
     return retry_later(std::format("There is no room on {} for the {} MiB of layer {}: serve a smaller slice.",
                                    ggml_backend_buft_name(buffer_type), held.bytes >> 20, first.layer->layer));
-  ggml_backend_buffer_set_usage(held.buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-  if (ggml_backend_buffer_is_host(held.buffer.get())) prefer_huge_pages(held.buffer.get());
+  if (any_plain) {
+    ggml_backend_buffer_set_usage(held.buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    if (ggml_backend_buffer_is_host(held.buffer.get())) ffn::prefer_huge_pages(held.buffer.get());
+  }
+  if (held.packed) KVASIR_TRY(held.packed->allocate());
   for (const Target& target : targets_) KVASIR_TRY(fill(target, verify));
 
+  if (held.packed) {
+    // By the shapes that the plan was made of; what is not packed is shared.
+    ffn::ExpertTensors shape = held.tensors;
+    for (const Target& target : targets_) *slot_of(shape, target.shape->id) = target.shape_tensor;
+    ffn::ExpertTensors packed = held.packed->over(shape);
+    for (const Target& target : targets_)
+      if (!held.packed->takes(target.shape_tensor)) *slot_of(packed, target.shape->id) = target.tensor;
+    if (held.plain) held.copies = {held.tensors, packed};
+    else held.copies = {held.tensors = packed};
+  } else {
+    held.copies = {held.tensors};
+  }
   held.layer_id = id_;
   held.layer = first.layer->layer;
   held.group = static_cast<wire::ExpertGroup>(first.layer->group);

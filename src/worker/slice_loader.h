@@ -17,8 +17,11 @@ class LayerPlan {
   // Adds the experts that another file holds of the same layer.
   Status join(const gguf::MoeModel& model, const gguf::LayerExperts& layer);
 
-  // Makes the tensors (without data) and gives the device memory they need, bytes.
-  Result<std::uint64_t> lay_out(ggml_backend_buffer_type_t buffer_type);
+  // Makes the tensors (without data) and gives the device memory they need, bytes. May be
+  // called again with another packing; one that rearranges asks the device.
+  Result<std::uint64_t> lay_out(ggml_backend_buffer_type_t buffer_type, Packing packing = Packing::kNone,
+                                ggml_backend_dev_t device = nullptr);
+  std::uint64_t packed_bytes() const { return held_->packed ? held_->packed->bytes() : 0; }
   // Allocates, reads and, if asked, verifies. Call once, after lay_out.
   Result<HeldLayerPtr> load(ggml_backend_buffer_type_t buffer_type, bool verify);
 
@@ -29,13 +32,15 @@ class LayerPlan {
   };
   struct Target {
     const gguf::ExpertTensor* shape;  // of the first source
-    ggml_tensor* tensor;
+    ggml_tensor* shape_tensor;  // what `packed` knows it by
+    ggml_tensor* tensor;        // null: lies in the packed copy only
   };
   Status fill(const Target& target, bool verify) const;
 
   wire::LayerId id_;
   std::vector<Source> sources_;
   ExpertSet experts_;
+  ggml_context_ptr shapes_;  // every tensor, without data
   std::vector<Target> targets_;
   std::shared_ptr<HeldLayer> held_;
 };

@@ -51,15 +51,24 @@ Result<SliceStore> SliceStore::load(std::span<const std::string> files, const St
   }
 
   SliceStore store;
-  for (LayerPlan& plan : plans) {
-    KVASIR_ASSIGN(const std::uint64_t bytes, plan.lay_out(buffer_type));
-    store.bytes_ += bytes;
-  }
+  const auto lay_out = [&](Packing packing) -> Status {
+    store.bytes_ = store.packed_bytes_ = 0;
+    for (LayerPlan& plan : plans) {
+      KVASIR_ASSIGN(const std::uint64_t bytes, plan.lay_out(buffer_type, packing, device));
+      store.bytes_ += bytes;
+      store.packed_bytes_ += plan.packed_bytes();
+    }
+    return {};
+  };
+  KVASIR_TRY(lay_out(options.packing));
+  if (options.packing == Packing::kBeside && store.packed_bytes_ != 0 && store.bytes_ > options.bytes_max)
+    KVASIR_TRY(lay_out(Packing::kNone));
   if (options.bytes_max != 0 && store.bytes_ > options.bytes_max)
     return fix_input(std::format("The experts need {}, but {} are allowed: leave out a slice or allow more memory.",
                                  mib(store.bytes_), mib(options.bytes_max)));
   for (LayerPlan& plan : plans) {
     KVASIR_ASSIGN(HeldLayerPtr layer, plan.load(buffer_type, options.verify));
+    store.plain_ &= layer->plain;
     store.layers_.push_back(std::move(layer));
   }
   std::ranges::sort(store.layers_, [](const HeldLayerPtr& a, const HeldLayerPtr& b) {

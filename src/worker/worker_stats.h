@@ -27,7 +27,9 @@ class WorkerStats {
   std::atomic<std::uint64_t> bytes_sent = 0;      // of RESULT rows
 
   void count_compute(std::uint64_t n_pairs, Nanos took);
-  // Microseconds a pair, recently; 0 until the first request.
+  // What the tuner measured, until requests show better.
+  void set_pair_us(std::uint32_t us) { pair_us_.store(us, std::memory_order_relaxed); }
+  // Microseconds a pair, recently; 0: not known yet.
   std::uint32_t pair_us() const { return pair_us_.load(std::memory_order_relaxed); }
   // Share of about the last second that the gate was held; sampled by the accept loop.
   void sample(const ComputeGate& gate, TimePoint now);
