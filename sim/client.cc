@@ -232,7 +232,8 @@ void Client::begin_round(std::size_t d) {
                                              .request_rows_max = 28,
                                              .request_pairs_max = 64,
                                              .pairs = driver.pairs,
-                                             .weights = driver.weights},
+                                             .weights = driver.weights,
+                                             .hot = remote_demanded_ ? nullptr : plan_.hot},
                                             world_.now());
   if (!begun) return world_.fail("a sound round was refused: " + begun.error().message);
   carry_out(d);
@@ -355,10 +356,10 @@ void Client::compute_locally(std::size_t d) {
   const Nanos takes = kLocalPerExpert * static_cast<std::int64_t>(experts.size());
   driver.computing = true;
   driver.computed += takes;
-  world_.after(takes, [this, d] {
+  world_.after(takes, [this, d, takes] {
     Driver& self = *drivers_[d];
     self.computing = false;
-    self.engine->local_done([&](std::uint32_t pair) { return self.rows_finite[self.pairs[pair].row]; });
+    self.engine->local_done(takes, [&](std::uint32_t pair) { return self.rows_finite[self.pairs[pair].row]; });
     turn(d);
   });
 }

@@ -27,6 +27,7 @@ class Client {
     std::size_t rounds_per_driver = 40;
     bool local_allowed = true;
     bool input_has_nan = false;  // rows whose honest answer is not finite
+    dispatch::HotSet::Members hot{};  // experts computed here by choice
     bool weighted = false;       // answers are weighted sums, in a narrow row type
   };
   Client(World& world, std::vector<std::unique_ptr<Worker>>& workers, const Plan& plan, std::uint64_t seed, Canary canary);

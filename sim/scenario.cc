@@ -72,6 +72,11 @@ Outcome run_scenario(std::uint64_t seed, Canary canary, bool verbose) {
   Client::Plan actual = plan;
   actual.input_has_nan = plan.local_allowed && world.chance(0.2);
   actual.weighted = world.chance(0.5);
+  if (plan.local_allowed && world.chance(0.3)) {
+    std::vector<std::uint8_t> hot(kExperts, 0);
+    for (std::uint8_t& expert : hot) expert = world.chance(0.3);
+    actual.hot = std::make_shared<const std::vector<std::uint8_t>>(std::move(hot));
+  }
   world.trace("%zu workers, %u draws of a replica per expert, %zu drivers, local compute %s, %s", n_workers, replicas,
               plan.n_drivers, plan.local_allowed ? "allowed" : "off", actual.weighted ? "sums" : "rows per pair");
   Client client(world, workers, actual, seed ^ 0x5eed, canary);

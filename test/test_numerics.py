@@ -11,6 +11,8 @@ import harness
 from harness import HELD_OUT, TINY, SystemTest
 
 RUN = ["--text", HELD_OUT, "--prompt-tokens", 48, "--ubatch", 512, "--decode", 8, "--fixed", "--threads", 1, "--no-repack"]
+# Long enough for hot experts to be picked more than once.
+HOT_RUN = ["--text", HELD_OUT, "--prompt-tokens", 600, "--ubatch", 64, "--decode", 100, "--threads", 1, "--no-repack"]
 # 1 - cosine of a row of logits, less their mean, with stock's, for experts in f16, whose kernels do
 # not quantise the rows. The median: where the router has a near tie, rounding decides which expert
 # is used, and that row alone moves by 1e-3.
@@ -77,6 +79,26 @@ class Numerics(SystemTest):
         _, rows = self.evaluate(TINY, env)
         self.check_near(rows, expected, MEDIAN_LOSS_MAX["f32"])
         counters = harness.read_stats(stats)
+        self.assertGreater(counters["pairs_local"], 0)
+        self.assertGreater(counters["pairs_remote"], 0)
+
+    def test_auto_measures_and_stays_near(self):
+        """On loopback bytes cost little: most rows travel in f32, but the trials in f16 too."""
+        model = harness.requantized("F16")
+        _, expected = self.evaluate(model, harness.clean_environment())
+        worker = self.worker(model)
+        env = harness.plugin_environment([worker], local="never", KVASIR_NUMERICS="fast", KVASIR_WIRE="auto")
+        _, rows = self.evaluate(model, env)
+        self.check_near(rows, expected, MEDIAN_LOSS_MAX["f16"])
+
+    def test_hot_experts_change_no_bit(self):
+        stats = self.folder / "stats.json"
+        workers = self.three_workers(TINY)
+        ours = harness.logits(TINY, harness.plugin_environment(workers, stats=stats, KVASIR_HOT="3M"), *HOT_RUN)
+        self.assertEqual(ours["xxh3"], harness.logits(TINY, harness.clean_environment(), *HOT_RUN)["xxh3"])
+        counters = harness.read_stats(stats)
+        self.assertGreater(counters["hot_bytes"], 0)
+        self.assertLessEqual(counters["hot_bytes"], 3 << 20)
         self.assertGreater(counters["pairs_local"], 0)
         self.assertGreater(counters["pairs_remote"], 0)
 

@@ -64,6 +64,9 @@ struct Options {
   // How rows travel; other than f32 only with Numerics::kFast.
   wire::RowType row_type = wire::RowType::kF32;
   wire::RowType result_type = wire::RowType::kF32;
+  bool wire_auto = false;  // f32 or f16, by what it saves and what it costs (core/wire_choice.h); with kFast
+  // Experts used most are computed here while workers compute the others, within so many bytes.
+  std::uint64_t hot_bytes_max = 0;
   // Lines for the user ("worker x:y lost: …; its pairs are computed elsewhere."); any thread.
   std::function<void(std::string)> log;
 };
@@ -82,6 +85,7 @@ struct Stats {
   std::uint64_t reconnects = 0;
   std::uint64_t round_ns_sum = 0;      // wall time inside rounds
   std::uint64_t workers_up = 0;        // gauge
+  std::uint64_t hot_bytes = 0;         // gauge: of the experts computed here by choice
   std::uint64_t rounds_busy = 0;       // in which a worker had no room, or a long queue
 };
 
@@ -155,7 +159,9 @@ class Dispatcher {
   static Result<std::unique_ptr<Dispatcher>> create(Options options);
   virtual ~Dispatcher() = default;
 
-  virtual const Layer& register_layer(const wire::LayerId& id, std::uint32_t layer, const wire::Recipe& recipe) = 0;
+  // `expert_bytes`: the weights of one expert; 0 where they are not to be used here by choice.
+  virtual const Layer& register_layer(const wire::LayerId& id, std::uint32_t layer, const wire::Recipe& recipe,
+                                      std::uint64_t expert_bytes = 0) = 0;
   // Whether a worker holds experts under this id. The first call gives workers connect_wait.
   virtual bool any_holds(const wire::LayerId& id, wire::ExpertGroup group) = 0;
   // Uploads the experts that no worker holds to those that offer memory. Returns when the

@@ -15,15 +15,17 @@ namespace kvasir::plugin {
 namespace {
 
 constexpr std::size_t kConfigFileBytesMax = 1 << 20;
+constexpr std::uint64_t kHotBytesMax = 16ull << 40;
 
 constexpr auto kVariables = std::to_array<Variable>({
     {"KVASIR_WORKERS", "host:port[#fingerprint],…", "workers to use"},
     {"KVASIR_TOKEN", "text", "node token shown to the workers"},
     {"KVASIR_CONFIG", "file", "JSON object with any of these names; the environment wins"},
     {"KVASIR_NUMERICS", "exact|invariant|fast", "numeric class"},
-    {"KVASIR_WIRE", "f32|f16|bf16|q8", "how rows travel; only with KVASIR_NUMERICS=fast"},
+    {"KVASIR_WIRE", "f32|f16|bf16|q8|auto", "how rows travel; only with KVASIR_NUMERICS=fast"},
     {"KVASIR_LOCAL", "fallback|never|only", "what to do with pairs no worker answers"},
     {"KVASIR_REPLICA", "mmap|ram|none", "where the local replica of the experts lives"},
+    {"KVASIR_HOT", "bytes[K|M|G]", "experts used most are computed here while workers compute the others"},
     {"KVASIR_UPLOAD", "0|1", "hand experts that no worker holds to workers that offer memory"},
     {"KVASIR_CONNECT_MS", "0:60000", "how long the first round waits for workers that are still connecting"},
     {"KVASIR_NO_REPLICA_MS", "0:600000", "without local compute: how long a round waits for a worker that holds a lost expert"},
@@ -86,6 +88,28 @@ Status read_time(const Values& values, std::string_view name, std::int64_t max, 
   return {};
 }
 
+// "4G", "512M", "1000000"
+Status read_bytes(const Values& values, std::string_view name, std::uint64_t& out) {
+  const auto it = values.find(name);
+  if (it == values.end()) return {};
+  const char* text_end = it->second.data() + it->second.size();
+  std::uint64_t n = 0;
+  const auto [end, error] = std::from_chars(it->second.data(), text_end, n);
+  const std::string_view unit(end, text_end);
+  const int shift = unit.empty() ? 0 : unit == "K" ? 10 : unit == "M" ? 20 : unit == "G" ? 30 : -1;
+  if (error != std::errc{} || shift < 0 || n > (kHotBytesMax >> shift))
+    return fix_input(std::format("{}={} is not a size up to 16 TiB, such as 512M or 4G.", name, it->second));
+  out = n << shift;
+  return {};
+}
+
+Status read_hot(const Values& values, dispatch::Options& options) {
+  KVASIR_TRY(read_bytes(values, "KVASIR_HOT", options.hot_bytes_max));
+  if (options.hot_bytes_max > 0 && options.local != dispatch::LocalPolicy::kFallback)
+    return fix_input("KVASIR_HOT computes experts here beside the workers', which only KVASIR_LOCAL=fallback allows; leave one of them out.");
+  return {};
+}
+
 // Without a replica nothing can be computed here, whatever else was asked for.
 Status check_replica(const Values& values, Config& config) {
   if (config.replica != Replica::kNone) return {};
@@ -104,7 +128,8 @@ Status read_wire(const Values& values, dispatch::Options& options) {
   if (options.numerics != wire::Numerics::kFast)
     return fix_input(std::format("KVASIR_WIRE={} would change the bits that KVASIR_NUMERICS={} promises; leave it out, or set KVASIR_NUMERICS=fast.",
                                  it->second, options.numerics == wire::Numerics::kExact ? "exact" : "invariant"));
-  KVASIR_TRY(choose<RowType>(values, "KVASIR_WIRE", {{"f32", RowType::kF32}, {"f16", RowType::kF16}, {"bf16", RowType::kBF16}, {"q8", RowType::kQ8}},
+  options.wire_auto = it->second == "auto";
+  KVASIR_TRY(choose<RowType>(values, "KVASIR_WIRE", {{"auto", RowType::kF32}, {"f32", RowType::kF32}, {"f16", RowType::kF16}, {"bf16", RowType::kBF16}, {"q8", RowType::kQ8}},
                              options.row_type));
   options.result_type = options.row_type;
   return {};
@@ -143,6 +168,7 @@ Result<Config> load_config(const std::function<std::optional<std::string>(std::s
     KVASIR_ASSIGN(config.dispatch.workers, dispatch::parse_workers(it->second));
   }
   KVASIR_TRY(check_replica(values, config));
+  KVASIR_TRY(read_hot(values, config.dispatch));
   using std::chrono::milliseconds;
   KVASIR_TRY(read_time<milliseconds>(values, "KVASIR_CONNECT_MS", 60000, config.dispatch.connect_wait));
   KVASIR_TRY(read_time<milliseconds>(values, "KVASIR_NO_REPLICA_MS", 600000, config.dispatch.no_replica_wait));

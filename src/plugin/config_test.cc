@@ -57,10 +57,19 @@ TEST(Config, WithoutAReplicaNothingIsComputedHere) {
   EXPECT_THAT(error_of({{"KVASIR_SPIN_US", "10001"}}), HasSubstr("microseconds from 0 to 10000"));
 }
 
+TEST(Config, HotExpertsHaveABudgetAndNeedLocalCompute) {
+  for (const auto& [text, bytes] : std::map<std::string, std::uint64_t>{{"1000", 1000}, {"3K", 3072}, {"512M", 512ull << 20}, {"4G", 4ull << 30}})
+    EXPECT_EQ(load({{"KVASIR_HOT", text}}).config->dispatch.hot_bytes_max, bytes);
+  for (const char* text : {"-1", "4T", "G", "4 G", "99999999999G"}) EXPECT_THAT(error_of({{"KVASIR_HOT", text}}), HasSubstr("512M or 4G")) << text;
+  EXPECT_THAT(error_of({{"KVASIR_HOT", "1G"}, {"KVASIR_LOCAL", "never"}, {"KVASIR_WORKERS", "a:1"}}), HasSubstr("KVASIR_LOCAL=fallback"));
+}
+
 TEST(Config, NarrowRowsBelongToFast) {
   for (const char* numerics : {"exact", "invariant"})
     EXPECT_THAT(error_of({{"KVASIR_WIRE", "f16"}, {"KVASIR_NUMERICS", numerics}}), HasSubstr("KVASIR_NUMERICS=fast"));
   EXPECT_THAT(error_of({{"KVASIR_WIRE", "f32"}}), HasSubstr("KVASIR_NUMERICS=exact promises"));
+  EXPECT_THAT(error_of({{"KVASIR_WIRE", "auto"}}), HasSubstr("KVASIR_NUMERICS=exact promises"));
+  EXPECT_TRUE(load({{"KVASIR_WIRE", "auto"}, {"KVASIR_NUMERICS", "fast"}}).config->dispatch.wire_auto);
   const Loaded loaded = load({{"KVASIR_WIRE", "bf16"}, {"KVASIR_NUMERICS", "fast"}});
   ASSERT_TRUE(loaded.config);
   EXPECT_EQ(loaded.config->dispatch.row_type, wire::RowType::kBF16);
@@ -77,7 +86,7 @@ TEST(Config, WrongValuesSayWhatIsAllowed) {
   EXPECT_THAT(error_of({{"KVASIR_LOCAL", "always"}}), HasSubstr("fallback, never, only"));
   EXPECT_THAT(error_of({{"KVASIR_REPLICA", "disk"}}), HasSubstr("mmap, ram, none"));
   EXPECT_THAT(error_of({{"KVASIR_NUMERICS", "quick"}}), HasSubstr("exact, invariant, fast"));
-  EXPECT_THAT(error_of({{"KVASIR_NUMERICS", "fast"}, {"KVASIR_WIRE", "f8"}}), HasSubstr("f32, f16, bf16, q8"));
+  EXPECT_THAT(error_of({{"KVASIR_NUMERICS", "fast"}, {"KVASIR_WIRE", "f8"}}), HasSubstr("auto, f32, f16, bf16, q8"));
   EXPECT_THAT(error_of({{"KVASIR_CONNECT_MS", "5s"}}), HasSubstr("milliseconds"));
   EXPECT_THAT(error_of({{"KVASIR_CONNECT_MS", "60001"}}), HasSubstr("60000"));
   EXPECT_THAT(error_of({{"KVASIR_LOCAL", "never"}}), HasSubstr("KVASIR_WORKERS"));

@@ -22,6 +22,13 @@ constexpr auto kStatsPeriod = std::chrono::seconds(1);
 // A model has one entry per activation it uses; more means that the entries are not distinct.
 constexpr std::size_t kUnknownMax = 256;
 
+std::uint64_t bytes_per_expert(const ExpertFfn& ffn) {
+  std::uint64_t bytes = 0;
+  for (const ggml_tensor* t : {ffn.tensors.gate, ffn.tensors.up, ffn.tensors.gate_up, ffn.tensors.down})
+    if (t != nullptr) bytes += t->nb[2];
+  return bytes;
+}
+
 void write_stats_file(Runtime& runtime, const std::string& path) {
   // By rename, so that a reader never sees half a file.
   const std::string temporary = path + ".tmp";
@@ -108,15 +115,16 @@ Result<const dispatch::Layer*> Runtime::layer_of(const ExpertFfn& ffn) {
 Result<const dispatch::Layer*> Runtime::register_layer(const ExpertFfn& ffn) {
   KVASIR_ASSIGN(dispatch::Dispatcher * dispatcher, this->dispatcher());
   KVASIR_ASSIGN(const wire::LayerId id, layer_id_of(ffn, config_.replica));
-  if (!config_.upload) return &dispatcher->register_layer(id, ffn.layer, ffn.recipe);
+  const std::uint64_t expert_bytes = bytes_per_expert(ffn);
+  if (!config_.upload) return &dispatcher->register_layer(id, ffn.layer, ffn.recipe, expert_bytes);
   Result<LayerUpload> upload = LayerUpload::make(ffn, id);
   if (!upload) {
     note_unknown(upload.error().message);
-    return &dispatcher->register_layer(id, ffn.layer, ffn.recipe);
+    return &dispatcher->register_layer(id, ffn.layer, ffn.recipe, expert_bytes);
   }
   // Where workers have slices of this layer, uploads fill the gaps.
   if (dispatcher->any_holds(id, ffn.recipe.group)) upload->set_id(id);
-  const dispatch::Layer& layer = dispatcher->register_layer(upload->id(), ffn.layer, ffn.recipe);
+  const dispatch::Layer& layer = dispatcher->register_layer(upload->id(), ffn.layer, ffn.recipe, expert_bytes);
   dispatcher->upload_missing(layer, upload->slices());
   return &layer;
 }
@@ -150,6 +158,7 @@ std::string Runtime::stats_json() {
       {"reconnects", s.reconnects},
       {"round_ns_sum", s.round_ns_sum},
       {"workers_up", s.workers_up},
+      {"hot_bytes", s.hot_bytes},
       {"splits_local", local_splits_.load(std::memory_order_relaxed)},
   };
   std::lock_guard lock(mutex_);

@@ -32,7 +32,8 @@ class DispatcherImpl final : public Dispatcher {
     return {};
   }
 
-  const Layer& register_layer(const wire::LayerId& id, std::uint32_t layer, const wire::Recipe& recipe) override {
+  const Layer& register_layer(const wire::LayerId& id, std::uint32_t layer, const wire::Recipe& recipe,
+                              std::uint64_t expert_bytes) override {
     const std::lock_guard lock(shared_->mutex);
     for (const LayerEntry& entry : shared_->layers)
       if (entry.layer_id == id && entry.recipe == recipe) return entry;
@@ -41,6 +42,7 @@ class DispatcherImpl final : public Dispatcher {
     entry.layer_id = id;
     entry.layer = layer;
     entry.recipe = recipe;
+    shared_->hot.add_layer(entry.recipe_id, recipe.n_expert, expert_bytes);
     entry.uses = std::make_unique<std::atomic<std::uint64_t>[]>(recipe.n_expert);
     return entry;
   }
@@ -82,6 +84,7 @@ class DispatcherImpl final : public Dispatcher {
               .rounds_busy = s.rounds_busy};
     const std::lock_guard lock(shared_->mutex);
     out.workers_up = shared_->fleet.count_up();
+    out.hot_bytes = shared_->hot.bytes();
     return out;
   }
 
@@ -149,6 +152,8 @@ Result<std::unique_ptr<Dispatcher>> Dispatcher::create(Options options) {
   if (options.numerics != wire::Numerics::kFast &&
       (options.row_type != wire::RowType::kF32 || options.result_type != wire::RowType::kF32))
     return fix_input("rows other than f32 change results; choose KVASIR_NUMERICS=fast with KVASIR_WIRE.");
+  if (options.wire_auto && options.numerics != wire::Numerics::kFast)
+    return fix_input("narrow rows change results; choose KVASIR_NUMERICS=fast with KVASIR_WIRE=auto.");
   options.workers = distinct(std::move(options.workers));
   Tuning tuning;
   tuning.no_replica_wait = options.no_replica_wait;

@@ -138,6 +138,9 @@ Status Driver::drive(const Round& round, const LocalCompute& local) {
   if (engine_.owes_answers()) poll_links(Nanos(0));
   {
     const std::lock_guard lock(shared_.mutex);
+    shared_.hot.note_uses(round.layer->recipe_id, round.pairs);
+    std::span<const wire::RowType> types;
+    if (options.wire_auto) types = wire_choice_.types(shared_.fleet.size(), round.layer->recipe_id, round.n_rows);
     KVASIR_TRY(engine_.begin(shared_.fleet,
                              {.key = {round.layer->layer_id, recipe.group},
                               .layer = round.layer->layer,
@@ -146,11 +149,13 @@ Status Driver::drive(const Round& round, const LocalCompute& local) {
                               .n_embd = recipe.n_embd,
                               .row_type = options.row_type,
                               .result_type = options.result_type,
+                              .worker_types = types,
                               // In the widest type: what overflows a narrow one travels in that.
                               .request_rows_max = exec_rows_max(recipe.n_embd * sizeof(float)),
                               .request_pairs_max = exec_pairs_max(recipe.n_embd * sizeof(float)),
                               .pairs = round.pairs,
-                              .weights = round.weights},
+                              .weights = round.weights,
+                              .hot = shared_.hot.members(round.layer->recipe_id)},
                              monotonic_now()));
   }
   carry_out(round);
@@ -185,6 +190,8 @@ Status Driver::drive(const Round& round, const LocalCompute& local) {
     tell_bytes();
   }
   carry_out(round);
+  if (options.wire_auto)
+    for (const RoundEngine::Timing& timing : engine_.timings) wire_choice_.observe(timing.worker, timing.type, round.n_rows, timing.ratio);
   if (!local_status) return local_status;
   return status;
 }
@@ -193,9 +200,11 @@ Status Driver::compute_here(const Round& round, const LocalCompute& local) {
   // One expert at a time while answers are on their way, so that they are read in between.
   const std::span<const std::uint32_t> indices = engine_.take_local(engine_.awaits_remote());
   if (indices.empty()) return {};
+  const TimePoint start = monotonic_now();
   KVASIR_TRY(local(round, indices));
+  const Nanos took = monotonic_now() - start;
   const std::size_t n_embd = round.layer->recipe.n_embd;
-  engine_.local_done([&](std::uint32_t pair) {
+  engine_.local_done(took, [&](std::uint32_t pair) {
     return all_finite({round.out + (round.weighted() ? round.pairs[pair].row : pair) * n_embd, n_embd});
   });
   return {};
@@ -236,6 +245,8 @@ Driver::Rows Driver::rows_of(const Round& round, const Request& request, DataLin
   const auto n_rows = static_cast<std::uint32_t>(request.rows.size());
   const bool consecutive = request.rows.back() - request.rows.front() + 1 == n_rows;  // they ascend
   wire::RowType type = request.row_type;
+  if (shared_.options.wire_auto && type == wire::RowType::kF32)
+    show(WireChoice::Direction::kSent, std::span(round.rows + request.rows.front() * round.row_stride, n_embd));
   if (type == wire::RowType::kF32 && consecutive && (round.row_stride == n_embd || n_rows == 1))
     return {std::as_bytes(std::span(round.rows + request.rows.front() * round.row_stride, n_rows * n_embd)), type, true};
   const auto row = [&](std::uint32_t r) { return std::span(round.rows + request.rows[r] * round.row_stride, n_embd); };
@@ -247,6 +258,11 @@ Driver::Rows Driver::rows_of(const Round& round, const Request& request, DataLin
   for (std::uint32_t r = 0; r < n_rows; ++r)
     wire::encode_row(type, row(r), std::span(*data.gathered).subspan(r * row_size, row_size));
   return {*data.gathered, type, false};
+}
+
+void Driver::show(WireChoice::Direction direction, std::span<const float> row) {
+  const std::uint32_t layer = round_->layer->recipe_id;
+  if (wire_choice_.gate_wants(layer, direction)) wire_choice_.show(layer, direction, f16_loss(row));
 }
 
 void Driver::send_request(const Round& round, const Request& request) {

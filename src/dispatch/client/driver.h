@@ -9,6 +9,7 @@
 
 #include "dispatch/client/shared.h"
 #include "dispatch/core/round_engine.h"
+#include "dispatch/core/wire_choice.h"
 
 namespace kvasir::dispatch {
 
@@ -54,6 +55,8 @@ class Driver final : public RoundDriver {
   bool on_error_frame(WorkerIndex w, const net::Frame& frame);
   void drop_link(WorkerIndex w, Nanos wait);
   void break_link(WorkerIndex w, const std::string& why);  // after nonsense
+  // Rows on their way in f32, for the gate of wire_choice_.
+  void show(WireChoice::Direction direction, std::span<const float> row);
   void count_sent(WorkerIndex w, std::size_t bytes);
   void tell_bytes();  // to the fleet, under its lock
   void finish_stats(const Round& round, Nanos took);
@@ -68,6 +71,7 @@ class Driver final : public RoundDriver {
   std::vector<pollfd> fds_;
   std::vector<WorkerIndex> fd_workers_;
   std::vector<std::uint32_t> all_pairs_;
+  WireChoice wire_choice_;      // with Options::wire_auto
   std::vector<float> decoded_;  // one row of an answer, before it is added to a sum
   bool waited_ = false;
   RoundCounters told_;  // what the statistics know already

@@ -15,6 +15,7 @@ void Driver::collect_mail() {
       if (links_.size() <= mail.worker) links_.resize(mail.worker + 1);
       links_[mail.worker] = {.link = std::move(mail.link), .gathered = nullptr};
       engine_.link_up(mail.worker);
+      wire_choice_.forget(mail.worker);
       read_link(mail.worker);  // its reader may hold frames that poll does not see
     } else if (mail.worker < links_.size() && links_[mail.worker].link) {
       drop_link(mail.worker, Nanos(0));
@@ -156,6 +157,7 @@ bool Driver::on_result_frame(WorkerIndex w, const net::Frame& frame) {
           finite = all_finite(to);
         }
         if (!finite) return has_nan(to) ? RowState::kNan : RowState::kInfinite;
+        if (shared_.options.wire_auto && head.row_type == wire::RowType::kF32) show(WireChoice::Direction::kReceived, to);
         if (sums) add_row(to, out);
         return RowState::kFinite;
       });

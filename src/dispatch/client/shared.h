@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "dispatch/client/link.h"
 #include "dispatch/core/fleet.h"
+#include "dispatch/core/hot_set.h"
 #include "dispatch/dispatcher.h"
 #include "net/fd.h"
 
@@ -107,6 +108,7 @@ struct Shared {
       : options(std::move(options_in)),
         remote(options.local != LocalPolicy::kOnly && (options.workers_follow || !options.workers.empty())),
         fleet(0, tuning, seed),
+        hot(options.local == LocalPolicy::kFallback ? options.hot_bytes_max : 0),
         bell(std::move(bell_in)) {}
 
   void log(const std::string& line) const {
@@ -133,6 +135,7 @@ struct Shared {
 
   std::mutex mutex;  // guards what follows up to the bell
   Fleet fleet;
+  HotSet hot;  // layers by recipe id
   std::deque<Slot> slots;  // as many as the fleet has
   std::optional<std::vector<WorkerAddress>> wanted;  // the next table, until the background thread has seen it
   bool table_known = false;  // it has seen the first

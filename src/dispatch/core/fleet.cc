@@ -235,7 +235,7 @@ Fleet::Deadlines Fleet::deadlines(WorkerIndex w, std::uint32_t pairs, TimePoint 
   const std::uint32_t ahead = worker.outstanding_pairs + pairs;
   const LatencyModel::Prediction prediction = worker.latency.predict(ahead);
   const Nanos ceiling = tuning_.deadline_ceiling;
-  Deadlines out{.expected = prediction.expected, .hedge = ceiling, .final = ceiling};
+  Deadlines out{.expected = prediction.expected, .hedge = ceiling, .final = ceiling, .measured = prediction.measured};
   if (prediction.measured) {
     const LatencyModel& model = worker.latency;
     out.hedge = scaled(prediction.expected, model.ratio_quantile(tuning_.hedge_quantile) * tuning_.hedge_margin, ceiling);

@@ -108,6 +108,7 @@ class Fleet {
     Nanos expected;  // the answer
     Nanos hedge;     // ask another replica
     Nanos final;     // stop waiting
+    bool measured;   // `expected` comes from requests of about this size
   };
   // For a request of `pairs` sent now on top of what is outstanding.
   Deadlines deadlines(WorkerIndex w, std::uint32_t pairs, TimePoint now) const;

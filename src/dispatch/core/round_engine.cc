@@ -105,6 +105,9 @@ void RoundEngine::result_taken(Request& request, const wire::ResultHead& head, T
   if (request.received < request.answer_rows()) return;
   answer_came(request.worker);
   request.open = false;
+  if (request.timed && request.expected > Nanos(0))
+    timings.push_back({request.worker, request.result_type,
+                       static_cast<double>((now - request.sent_at).count()) / static_cast<double>(request.expected.count())});
   stop_waiting(request);
   reports_.push_back({.kind = request.timed ? Report::Kind::kAnswer : Report::Kind::kForgotten,
                       .worker = request.worker,
@@ -360,7 +363,7 @@ std::span<const std::uint32_t> RoundEngine::take_local(bool one_expert) {
   return local_batch_;
 }
 
-void RoundEngine::finish_local() {
+void RoundEngine::finish_local(Nanos took) {
   for (std::uint32_t g : local_batch_groups_) {
     Group& group = groups_[g];
     counters_.pairs_local += group.missing;
@@ -369,6 +372,7 @@ void RoundEngine::finish_local() {
     for (std::uint32_t i = 0; i < group.count; ++i) answered_[order_[group.first + i]] = 1;
   }
   // Answers that came during the compute were not read then: their time is not the worker's.
+  if (took <= tuning_.unread_max) return;
   for (std::size_t i = 0; i < n_requests_; ++i) requests_[i].timed = false;
 }
 

@@ -24,6 +24,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "dispatch/core/fleet.h"
+#include "dispatch/core/hot_set.h"
 #include "wire/messages.h"
 
 namespace kvasir::dispatch {
@@ -45,6 +46,8 @@ struct RoundInput {
   // One per pair, finite: answers are weighted sums. Empty: rows per pair. Borrowed until end().
   std::span<const float> weights{};
   bool weighted() const { return !weights.empty(); }
+  // Experts to compute here although workers hold them, where that is allowed.
+  HotSet::Members hot{};
 };
 
 // What a row of an answer holds, as far as numbers go.
@@ -76,6 +79,7 @@ struct Request {
   // The engine's own book-keeping.
   std::vector<std::uint32_t> groups;
   TimePoint sent_at{}, hedge_at{}, final_at{};
+  Nanos expected{};  // 0: never measured
   std::uint32_t received = 0;  // answer rows so far
   bool open = false;           // an answer may still come
   bool waited_for = false;     // not past its second deadline: groups count on it
@@ -161,16 +165,17 @@ class RoundEngine {
   // All pairs of the next expert, or of all experts that wait (with weighted sums those that
   // are missing); empty if they were answered meanwhile. Valid until the next call.
   std::span<const std::uint32_t> take_local(bool one_expert);
-  // `is_finite(pair)` looks at the output just written; with weighted sums, at its row's sum.
+  // It took `took`, in which no answer was read. `is_finite(pair)` looks at the output just
+  // written; with weighted sums, at its row's sum.
   template <typename IsFinite>
-  void local_done(IsFinite&& is_finite) {
+  void local_done(Nanos took, IsFinite&& is_finite) {
     for (Doubt& doubt : doubts_) {
       if (!in_local_[doubt.pair]) continue;
       const bool finite = is_finite(doubt.pair);
       if (input_.weighted()) doubt.excused |= !finite;
       else if (finite) blame(doubt.worker);
     }
-    finish_local();
+    finish_local(took);
   }
 
   // --- orders: read, carry out, clear ---
@@ -183,6 +188,13 @@ class RoundEngine {
   std::vector<WorkerIndex> to_drop;        // links owing answers for too long
   std::vector<WorkerIndex> quarantined;    // for the log; their links must be dropped
   const Request& request(std::uint32_t i) const { return requests_[i]; }
+  // What answers of this round took, as a multiple of what was expected; for reading.
+  struct Timing {
+    WorkerIndex worker;
+    wire::RowType type;
+    double ratio;
+  };
+  std::vector<Timing> timings;
 
   const RoundCounters& counters() const { return counters_; }
   // Requests sent and neither answered nor forgotten; 0 once every link is down.
@@ -234,7 +246,7 @@ class RoundEngine {
   void pair_came(const Request& request, std::uint32_t pair, RowState state);
   void judge_sums();
   void blame(WorkerIndex w);
-  void finish_local();
+  void finish_local(Nanos took);
 
   Request* find_open(WorkerIndex w, std::uint64_t id);
   bool take_unanswered(WorkerIndex w, std::uint64_t id, bool complete, bool refused, TimePoint now);
@@ -253,6 +265,7 @@ class RoundEngine {
   void retry_parked(Fleet& fleet, TimePoint now);
   void flush_reports(Fleet& fleet, TimePoint now);
   Request& new_request();
+  bool is_hot(const Group& group) const { return input_.hot && group.expert < input_.hot->size() && (*input_.hot)[group.expert] != 0; }
   bool is_wanted(std::uint32_t pair) const { return !input_.weighted() || !answered_[pair]; }
   void add_to(Request& request, std::uint32_t group, std::uint64_t mark);
   void finish_request(Request& request);

@@ -27,6 +27,7 @@ Status RoundEngine::begin(Fleet& fleet, const RoundInput& input, TimePoint now) 
   to_cancel.clear();
   to_drop.clear();
   quarantined.clear();
+  timings.clear();
   failure_.reset();
   input_ = input;
   remaining_ = 0;
@@ -110,7 +111,7 @@ void RoundEngine::place(Fleet& fleet, std::vector<std::uint32_t>& groups, bool h
   for (std::uint32_t g : groups) {
     Group& group = groups_[g];
     if (group.missing == 0 || group.local) continue;
-    const bool prefer_local = !hedge && local_allowed_ && (group.not_finite || group.wide);
+    const bool prefer_local = !hedge && local_allowed_ && (group.not_finite || group.wide || is_hot(group));
     const std::optional<WorkerIndex> w = prefer_local ? std::nullopt : choose(fleet, routes, group, hedge, now);
     if (!w) {
       if (!hedge) no_replica(g, now);
@@ -225,6 +226,7 @@ bool RoundEngine::build_requests(Fleet& fleet, WorkerIndex w, std::span<const st
     const std::uint32_t n_pairs = static_cast<std::uint32_t>(request.pairs.size());
     const Fleet::Deadlines deadlines = fleet.deadlines(w, n_pairs, now);
     request.sent_at = now;
+    request.expected = deadlines.measured ? deadlines.expected : Nanos(0);
     request.hedge_at = now + deadlines.hedge;
     request.final_at = now + deadlines.final;
     request.is_hedge = hedge;

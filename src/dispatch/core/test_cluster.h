@@ -94,7 +94,7 @@ struct Cluster {
   }
   void run_local(bool finite = true) {
     for (std::uint32_t pair : engine.take_local(false)) ++written[pair];
-    engine.local_done([&](std::uint32_t) { return finite; });
+    engine.local_done(Nanos(0), [&](std::uint32_t) { return finite; });
   }
 
   Tuning tuning;

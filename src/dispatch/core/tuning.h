@@ -49,6 +49,10 @@ struct Tuning {
   std::uint32_t probation_one_in = 16;      // share of choices a worker on probation may win
   std::uint32_t internal_errors_max = 3;    // in a row, then quarantine
 
+  // --- local compute ---
+  // Answers that came while something longer was computed here say nothing about the worker's time.
+  Nanos unread_max = std::chrono::milliseconds(2);
+
   // --- no local compute ---
   Nanos no_replica_wait = std::chrono::seconds(10);
   Nanos no_replica_retry = std::chrono::milliseconds(20);
