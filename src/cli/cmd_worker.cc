@@ -89,8 +89,10 @@ Result<bool> choose_tls(const Options& options, const net::HostPort& where) {
 std::string link_line(const net::HostPort& where, std::uint16_t port, const net::TlsIdentity* identity) {
   net::HostPort shown{where.host, port};
   if (where.host == "0.0.0.0" || where.host == "::") {
+    // A home network's machines seldom know each other's names, so the address is what can be pasted.
     char name[256] = {};
-    if (::gethostname(name, sizeof name - 1) == 0 && name[0]) shown.host = name;
+    if (const std::optional<std::string> address = net::own_address()) shown.host = *address;
+    else if (::gethostname(name, sizeof name - 1) == 0 && name[0]) shown.host = name;
   }
   const std::string link = net::format_host_port(shown);
   return identity ? link + "#" + net::format_fingerprint(identity->fingerprint) : link;

@@ -46,6 +46,10 @@ Result<Fd> connect_any(const std::vector<Address>& addresses, Nanos timeout);
 // resolve and connect_any.
 Result<Fd> connect_to(const HostPort& where, Nanos timeout);
 
+// The IPv4 address this machine has on the network its default route leads to; nullopt without one.
+// Nothing is sent.
+std::optional<std::string> own_address();
+
 struct Listener {
   Fd fd;
   std::uint16_t port = 0;  // the actual one when 0 was asked for

@@ -77,6 +77,12 @@ TEST(Connect, PortInUseIsOneClearSentence) {
                 " of 127.0.0.1 is in use; stop the program that holds it or choose another port (0 picks a free one).");
 }
 
+TEST(Connect, OwnAddressCanBeListenedOn) {
+  const std::optional<std::string> own = own_address();
+  if (!own) GTEST_SKIP() << "no default route here";
+  EXPECT_TRUE(listen_on({*own, 0})) << *own;
+}
+
 TEST(Connect, ForeignAddressIsRefusedInWords) {
   auto listener = listen_on({"192.0.2.1", 0});  // a documentation address
   ASSERT_FALSE(listener);
