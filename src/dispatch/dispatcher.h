@@ -108,6 +108,16 @@ struct LayerTimes {
   std::uint32_t layer = 0;
   wire::ExpertGroup group = wire::ExpertGroup::kExps;
   std::array<std::uint64_t, 40> rounds{};
+  std::uint64_t round_ns_sum = 0;
+};
+
+// One worker of the table, for people; counted since it entered the table.
+struct WorkerView {
+  std::string name;        // host:port
+  std::string_view state;  // up, connecting, down, draining, quarantined, or refused: HELLO got an error
+  std::uint64_t answers = 0, pairs = 0;
+  Nanos answer_time_sum{};
+  Nanos round_trip{};  // of the last ping; 0: none yet
 };
 
 // The experts of one (layer, group), registered once; the handle is cheap to copy.
@@ -180,6 +190,7 @@ class Dispatcher {
 
   virtual Stats stats() const = 0;
   virtual std::vector<LayerTimes> layer_times() const = 0;
+  virtual std::vector<WorkerView> workers() const = 0;
 };
 
 }  // namespace kvasir::dispatch

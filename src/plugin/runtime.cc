@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "ffn/engine.h"
+#include "plugin/coverage_notice.h"
 #include "plugin/layer_identity.h"
 #include "plugin/layer_upload.h"
 
@@ -19,6 +20,7 @@ namespace {
 Runtime* g_runtime = nullptr;
 
 constexpr auto kStatsPeriod = std::chrono::seconds(1);
+constexpr auto kCoveragePeriod = std::chrono::seconds(2);
 // A model has one entry per activation it uses; more means that the entries are not distinct.
 constexpr std::size_t kUnknownMax = 256;
 
@@ -39,6 +41,43 @@ void write_stats_file(Runtime& runtime, const std::string& path) {
   }
   std::error_code ignored;
   std::filesystem::rename(temporary, path, ignored);
+}
+
+nlohmann::ordered_json workers_json(const dispatch::Dispatcher& dispatcher) {
+  auto out = nlohmann::ordered_json::array();
+  for (const dispatch::WorkerView& w : dispatcher.workers())
+    out.push_back({{"name", w.name},
+                   {"state", w.state},
+                   {"answers", w.answers},
+                   {"pairs", w.pairs},
+                   {"answer_ns_sum", w.answer_time_sum.count()},
+                   {"round_trip_ns", w.round_trip.count()}});
+  return out;
+}
+
+// The upper end of the bucket in which that share of the rounds has ended, ns; 0 without rounds.
+std::uint64_t quantile_ns(const dispatch::LayerTimes& times, std::uint64_t n_rounds, double share) {
+  std::uint64_t seen = 0;
+  for (std::size_t i = 0; i < times.rounds.size(); ++i) {
+    seen += times.rounds[i];
+    if (seen > 0 && static_cast<double>(seen) >= share * static_cast<double>(n_rounds)) return std::uint64_t{2} << i;
+  }
+  return 0;
+}
+
+nlohmann::ordered_json layers_json(const dispatch::Dispatcher& dispatcher) {
+  auto out = nlohmann::ordered_json::array();
+  for (const dispatch::LayerTimes& times : dispatcher.layer_times()) {
+    std::uint64_t n = 0;
+    for (const std::uint64_t rounds : times.rounds) n += rounds;
+    out.push_back({{"layer", times.layer},
+                   {"group", times.group == wire::ExpertGroup::kExps ? "exps" : "chexps"},
+                   {"rounds", n},
+                   {"round_ns_sum", times.round_ns_sum},
+                   {"p50_ns_below", quantile_ns(times, n, 0.5)},
+                   {"p99_ns_below", quantile_ns(times, n, 0.99)}});
+  }
+  return out;
 }
 
 }  // namespace
@@ -91,9 +130,22 @@ Result<dispatch::Dispatcher*> Runtime::dispatcher() {
       return;
     }
     dispatcher_ = *std::move(made);
+    watch_coverage();
   });
   if (!dispatcher_status_) return std::unexpected(dispatcher_status_.error());
   return dispatcher_.get();
+}
+
+void Runtime::watch_coverage() {
+  if (config_.dispatch.local != dispatch::LocalPolicy::kFallback || config_.dispatch.workers.empty()) return;
+  std::thread([dispatcher = dispatcher_.get()] {
+    CoverageNotice notice;
+    while (true) {
+      std::this_thread::sleep_for(kCoveragePeriod);
+      const dispatch::Stats stats = dispatcher->stats();
+      if (const auto sentence = notice.look(stats.pairs_remote, stats.pairs_local)) log_line(*sentence);
+    }
+  }).detach();
 }
 
 Result<const dispatch::Layer*> Runtime::layer_of(const ExpertFfn& ffn) {
@@ -161,6 +213,8 @@ std::string Runtime::stats_json() {
       {"hot_bytes", s.hot_bytes},
       {"splits_local", local_splits_.load(std::memory_order_relaxed)},
   };
+  json["workers"] = dispatcher_ ? workers_json(*dispatcher_) : nlohmann::ordered_json::array();
+  json["layers"] = dispatcher_ ? layers_json(*dispatcher_) : nlohmann::ordered_json::array();
   std::lock_guard lock(mutex_);
   json["unknown_shapes"] = unknown_;
   return json.dump();

@@ -46,6 +46,7 @@ class Runtime {
  private:
   explicit Runtime(Config config) : config_(std::move(config)) {}
   void start_stats();
+  void watch_coverage();
   Result<const dispatch::Layer*> register_layer(const ExpertFfn& ffn);
 
   Config config_;

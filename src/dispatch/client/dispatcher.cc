@@ -134,6 +134,21 @@ class DispatcherImpl final : public Dispatcher {
       times.layer = entry.layer;
       times.group = entry.recipe.group;
       for (std::size_t i = 0; i < times.rounds.size(); ++i) times.rounds[i] = entry.rounds[i].load(std::memory_order_relaxed);
+      times.round_ns_sum = entry.round_ns_sum.load(std::memory_order_relaxed);
+    }
+    return out;
+  }
+
+  std::vector<WorkerView> workers() const override {
+    const std::lock_guard lock(shared_->mutex);
+    const Fleet& fleet = shared_->fleet;
+    std::vector<WorkerView> out;
+    for (WorkerIndex w = 0; w < fleet.size(); ++w) {
+      if (fleet.state(w) == WorkerState::kRemoved) continue;
+      const Tally& tally = fleet.tally(w);
+      const bool refused = fleet.refused(w) && fleet.state(w) != WorkerState::kUp;
+      out.push_back({shared_->slots[w].name, refused ? "refused" : to_string(fleet.state(w)), tally.answers, tally.pairs,
+                     tally.time, tally.round_trip});
     }
     return out;
   }

@@ -318,6 +318,7 @@ void Driver::finish_stats(const Round& round, Nanos took) {
   for (const wire::Pair& pair : round.pairs)
     if (pair.expert < entry.recipe.n_expert) add(entry.uses[pair.expert], 1);
   add(entry.rounds[std::min<std::size_t>(std::bit_width(ns) - 1u, entry.rounds.size() - 1)], 1);
+  add(entry.round_ns_sum, ns);
 }
 
 }  // namespace kvasir::dispatch

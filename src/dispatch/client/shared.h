@@ -93,6 +93,7 @@ struct LayerEntry : Layer {
   LayerKey key() const { return {layer_id, recipe.group}; }
   // See LayerTimes and LayerUses; a count is no part of the layer.
   mutable std::array<std::atomic<std::uint64_t>, 40> rounds{};
+  mutable std::atomic<std::uint64_t> round_ns_sum{0};
   std::unique_ptr<std::atomic<std::uint64_t>[]> uses;  // by expert
 };
 

@@ -130,6 +130,7 @@ void Fleet::on_holdings(WorkerIndex w, wire::Holdings holdings) {
 
 void Fleet::on_pong(WorkerIndex w, const wire::Pong& pong, Nanos round_trip, TimePoint now) {
   Worker& worker = workers_[w];
+  worker.tally.round_trip = round_trip;
   if (worker.latency.samples() == 0)
     worker.latency.set_prior(round_trip, pong.row_us > 0 ? Nanos(std::chrono::microseconds(pong.row_us))
                                                           : Nanos(std::chrono::milliseconds(1)));
@@ -177,6 +178,9 @@ bool Fleet::apply(const Report& report, TimePoint now) {
     case Report::Kind::kAnswer:
       settle();
       worker.latency.observe(report.pairs, report.latency);
+      ++worker.tally.answers;
+      worker.tally.pairs += report.pairs;
+      worker.tally.time += report.latency;
       worker.stalls = 0;
       worker.internal_errors = 0;
       if (worker.probation > 0 && !was_quarantined && --worker.probation == 0) worker.quarantine = Nanos(0);

@@ -54,6 +54,13 @@ struct Service {
   bool empty() const { return pairs == 0 && rows == 0 && bytes == 0; }
 };
 
+// What a worker's answers have cost since it entered the table.
+struct Tally {
+  std::uint64_t answers = 0, pairs = 0;
+  Nanos time{};        // sum over the answers
+  Nanos round_trip{};  // of the last ping; 0: none yet
+};
+
 class Fleet {
  public:
   Fleet(std::size_t n_workers, const Tuning& tuning, std::uint64_t seed);
@@ -96,6 +103,7 @@ class Fleet {
   // Attempts since the worker was last up, and whether its HELLO was refused.
   std::uint32_t failures(WorkerIndex w) const { return workers_[w].failures; }
   bool refused(WorkerIndex w) const { return workers_[w].refused; }
+  const Tally& tally(WorkerIndex w) const { return workers_[w].tally; }
   std::size_t count_up() const;
   // Null until it has listed them.
   const wire::Holdings* holdings(WorkerIndex w) const { return workers_[w].holdings.get(); }
@@ -140,6 +148,7 @@ class Fleet {
     std::shared_ptr<const wire::Holdings> holdings;
     std::vector<LayerKey> refused_layers;  // until new holdings come
     Service service;
+    Tally tally;
   };
 
   Nanos queue_wait(const Worker& worker, TimePoint now) const;
