@@ -20,6 +20,8 @@ void add_hub(CLI::App& app, int& exit_code);
 void add_join(CLI::App& app, int& exit_code);
 void add_verify(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
+void add_plan(CLI::App& app, int& exit_code);
+void add_doctor(CLI::App& app, int& exit_code);
 void add_describe(CLI::App& app, int& exit_code);
 
 // The whole program under the name linkcpp-expert-worker (a link to kvasir); nullopt under
