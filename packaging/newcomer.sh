@@ -5,15 +5,15 @@
 set -eu
 page=/usr/share/doc/kvasir/getting-started.md
 work=$(mktemp -d)
+export XDG_DATA_HOME=$work/share
 children=
 stop_all() { for child in $children; do kill "$child" 2>/dev/null || true; done; wait 2>/dev/null || true; children=; }
 trap stop_all EXIT
 fail() { printf 'newcomer: %s\n' "$*"; exit 1; }
+# A home network's address, on the one device that every kernel has.
 ip link set lo up
-ip link add lan0 type dummy
-ip address add 192.168.77.20/24 dev lan0
-ip link set lan0 up
-ip route add default dev lan0
+ip address add 192.168.77.20/24 dev lo
+ip route add default dev lo src 192.168.77.20
 
 # serve NAME SCRIPT: starts it, and waits for the line that it prints, or for its health.
 serve() {

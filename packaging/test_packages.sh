@@ -26,8 +26,9 @@ linkcpp-expert-worker --help >/dev/null
 apt install -y /release/packages/kvasir-plugin_*_amd64.deb /release/packages/kvasir-hub_*_amd64.deb llama.cpp-tools
 
 step "each program and library finds its shared libraries"
-for file in /usr/bin/kvasir /usr/bin/kvasir-hub /usr/lib/*/kvasir/libggml-kvasir.so; do
-    ! ldd "$file" | grep 'not found' || fail "$file lacks libraries"
+for file in /usr/bin/kvasir /usr/bin/kvasir-hub /usr/lib/kvasir/libggml-kvasir.so; do
+    ldd "$file" >"$work/ldd" || fail "$file is no program"
+    ! grep 'not found' "$work/ldd" || fail "$file lacks libraries"
 done
 
 step "kvasir demo: three workers, the tokens of llama.cpp alone"
@@ -68,7 +69,8 @@ for page in kvasir kvasir-join kvasir-worker kvasir-slice kvasir-hub kvasir-plug
 done
 fish -c 'complete -C "kvasir jo"' | grep -q '^join' || fail "fish does not complete kvasir jo"
 fish -c 'complete -C "kvasir-hub token create --sc"' | grep -q '^--scope' || fail "fish does not complete --sc"
-zsh -fc 'autoload -Uz compinit && compinit -u -d /dev/null && [[ $_comps[kvasir] = _kvasir && $_comps[kvasir-hub] = _kvasir-hub ]]' ||
+# The dump file is renamed into place: it must be an ordinary one.
+ZDOTDIR=$work zsh -fc 'autoload -Uz compinit && compinit -u -d "$ZDOTDIR/dump" && [[ $_comps[kvasir] = _kvasir && $_comps[kvasir-hub] = _kvasir-hub ]]' ||
     fail "zsh does not know the completions"
 for file in /usr/share/zsh/vendor-completions/_kvasir*; do zsh -n "$file" || fail "$file is not zsh"; done
 bash -c '. /usr/share/bash-completion/completions/kvasir; COMP_WORDS=(kvasir jo) COMP_CWORD=1; _kvasir; [ "${COMPREPLY[*]}" = join ]' ||

@@ -1,0 +1,147 @@
+"""The documents: their commands run, their links lead somewhere, the messages they explain exist.
+
+A fenced block opened by ```sh run is run to its end and must succeed; one opened by ```sh serve is a
+program that stays, and the next block comes when it is there. What differs from an installed system
+(paths, ports, addresses) is replaced as `Page.adapt` says. Other blocks are not run: they install
+packages, or need a GPU or a telephone.
+"""
+
+import re
+import textwrap
+import unittest
+import urllib.error
+import urllib.request
+
+import harness
+from harness import BUILD, PLUGIN, SOURCE, SystemTest
+
+PAGES = sorted([SOURCE / "README.md", *(SOURCE / "docs").rglob("*.md"), *(p for p in SOURCE.glob("*.md") if p.name != "README.md"),
+                SOURCE / "models" / "MODEL.md"])
+BLOCK = re.compile(r"^ *```sh (run|serve)\n(.*?)^ *```$", re.M | re.S)
+
+
+def anchor(heading):
+    """As GitHub makes one of a heading."""
+    return re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", heading).strip().lower()).replace(" ", "-")
+
+
+class Links(unittest.TestCase):
+    def test_relative_links_and_anchors_resolve(self):
+        broken = []
+        for page in PAGES:
+            text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+            for target in re.findall(r"\]\(([^)\s]+)\)", text):
+                if re.match(r"[a-z]+:", target):
+                    continue
+                path, _, fragment = target.partition("#")
+                file = (page.parent / path).resolve() if path else page
+                if not file.exists():
+                    broken.append(f"{page.relative_to(SOURCE)}: {target}")
+                elif fragment and fragment not in map(anchor, re.findall(r"^#+ (.+)$", file.read_text(), re.M)):
+                    broken.append(f"{page.relative_to(SOURCE)}: {target}: no such heading")
+        self.assertEqual(broken, [])
+
+    def test_every_document_is_in_the_index(self):
+        index = (SOURCE / "docs" / "README.md").read_text()
+        missing = [p.name for p in (SOURCE / "docs").glob("*.md") if p.name != "README.md" and f"({p.name})" not in index]
+        self.assertEqual(missing, [])
+
+
+class Messages(unittest.TestCase):
+    def test_troubleshooting_quotes_messages_that_exist(self):
+        sources = " ".join(re.sub(r'"\s*\n\s*"', "", p.read_text()) for p in (SOURCE / "src").rglob("*.cc") if not p.name.endswith("_test.cc"))
+        page = (SOURCE / "docs" / "troubleshooting.md").read_text()
+        # Of a heading with several quotations each must exist; words without quotation are descriptions.
+        unknown = []
+        for heading in re.findall(r"^### (.+)$", page, re.M):
+            if "llama-server" in heading or "KVASIR0" in heading:
+                continue  # llama.cpp's words
+            for quoted in re.findall(r"`([^`]+)`", heading):
+                if re.sub(r"^not loaded: ", "", quoted) not in sources:
+                    unknown.append(quoted)
+        self.assertEqual(unknown, [])
+        self.assertGreater(len(re.findall(r"^### `", page, re.M)), 30)
+
+
+class Page:
+    """The commands of one page, adapted to this machine and run in order."""
+
+    def __init__(self, test, page):
+        self.test, self.text = test, page.read_text()
+        self.ports = {}
+        self.links = ["no-link-yet"]
+        # Under names without spaces, whatever the checkout is called.
+        for name, target in (("libggml-kvasir.so", PLUGIN), ("models", SOURCE / "models")):
+            if not (test.folder / name).exists():
+                (test.folder / name).symlink_to(target)
+
+    def port(self, number):
+        return self.ports.setdefault(number, harness.unused_port())
+
+    def adapt(self, block):
+        folder = str(self.test.folder)
+        block = textwrap.dedent(block).replace("/tmp/", f"{folder}/").replace("./dev run ", "")
+        block = block.replace("$PWD/build/lib/", f"{folder}/").replace(" models/", f" {folder}/models/")
+        block = block.replace("LINK_OF_A", self.links[0]).replace("LINK_OF_B", self.links[-1]).replace("LINK", self.links[-1])
+        block = block.replace("/usr/lib/kvasir/", f"{folder}/").replace("/usr/share/kvasir/models", f"{folder}/models")
+        # Encrypted as on an address that others can reach, and two threads a machine are plenty here.
+        block = re.sub(r"--serve 0\.0\.0\.0:(\d+)", lambda m: "--serve 127.0.0.1:0 --tls --threads 1", block)
+        return re.sub(r"(--port |127\.0\.0\.1:)(8080)\b", lambda m: f"{m[1]}{self.port(m[2])}", block)
+
+    def environment(self):
+        env = harness.clean_environment(XDG_DATA_HOME=self.test.folder / "data")
+        env["PATH"] = f"{BUILD / 'bin'}:{env['PATH']}"
+        return env
+
+    def serve(self, script):
+        # So that ending the block ends the program.
+        script = re.sub(r"^(kvasir|llama-server)\b", r"exec \1", script, flags=re.M)
+        process = self.test.start(harness.Process(["bash", "-euc", script], env=self.environment()))
+        if "kvasir worker" in script:
+            self.links = [link for link in self.links if "#" in link] + [process.next_line(r"^127\.0\.0\.1:\d+#[0-9a-f]{64}$")]
+        else:
+            port = re.search(r"--port (\d+)", script)[1]
+            harness.wait_until(lambda: self.healthy(port, process), "the server to be ready")
+
+    def healthy(self, port, process):
+        self.test.assertTrue(process.running(), process.describe())
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+                return answer.status == 200
+        except urllib.error.HTTPError as busy:
+            busy.close()
+        except OSError:
+            pass
+        return False
+
+    def run(self):
+        outputs = []
+        for kind, block in BLOCK.findall(self.text):
+            script = self.adapt(block)
+            if kind == "serve":
+                self.serve(script)
+            else:
+                done = harness.run(["bash", "-euo", "pipefail", "-c", script], env=self.environment(), check=False)
+                self.test.assertEqual(done.returncode, 0, f"{script}\n{done.stdout}\n{done.stderr}")
+                outputs.append(done.stdout)
+        return outputs
+
+
+class Commands(SystemTest):
+    def test_getting_started(self):
+        outputs = Page(self, SOURCE / "docs" / "getting-started.md").run()
+        everything = "\n".join(outputs)
+        # The worker did all of it, as the page says.
+        self.assertRegex(everything, r'"pairs_remote":[1-9]')
+        self.assertIn('"pairs_local":0', everything)
+        self.assertIn('"text":', everything)
+
+    def test_other_pages(self):
+        for page in PAGES:
+            if page.name != "getting-started.md" and BLOCK.search(page.read_text()):
+                with self.subTest(page=page.name):
+                    Page(self, page).run()
+
+
+if __name__ == "__main__":
+    harness.main()
