@@ -32,6 +32,17 @@ class Plan(SystemTest):
             begin, end = machine["experts"]
             harness.make_slice(TINY, self.folder / f"{i}.gguf", "--experts", f"{begin}:{end}")
 
+    def test_measured_speeds_narrow_the_range(self):
+        measured = self.folder / "measured"
+        measured.write_text("\n".join(json.dumps({"bench": "worker", "batch": b, "gb_s": s}) for b, s in [(1, 5.0), (8, 30.0), (1, 6.0)]))
+        wide, = self.plan("--machines", "3x16M", "--rtt", "0.1")["speed"]
+        narrow, = self.plan("--machines", "3x16M", "--rtt", "0.1", "--bench", measured)["speed"]
+        self.assertGreater(narrow["tokens_per_s_low"], wide["tokens_per_s_low"])
+        self.assertLess(narrow["tokens_per_s_high"], wide["tokens_per_s_high"])
+        measured.write_text("{}\n")
+        done = harness.run([KVASIR, "plan", TINY, "--bench", measured], check=False)
+        self.assertIn("kvasir bench worker", done.stderr)
+
     def test_text_says_what_is_missing_and_what_it_means(self):
         text = harness.run([KVASIR, "plan", TINY]).stdout
         self.assertRegex(text, r"layers x round trip")

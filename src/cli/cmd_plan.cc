@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <format>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -16,7 +17,7 @@ namespace kvasir::cli {
 namespace {
 
 struct Options {
-  std::string path, machines;
+  std::string path, machines, bench;
   double rtt_ms = -1, link_mbit = 1000, worker_gb_per_s = 0;
   bool json = false;
 };
@@ -133,6 +134,25 @@ void print_json(const Plan& plan) {
   std::printf("%s\n", root.dump(2).c_str());
 }
 
+// The slowest and the quickest worker in the lines of `kvasir bench worker --json`, bytes a second.
+Result<Span> read_bench(const std::string& path) {
+  std::ifstream in(path);
+  if (!in) return fix_input(std::format("cannot read '{}'; check its path.", path));
+  Span span{};
+  for (std::string line; std::getline(in, line);) {
+    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object() || json.value("bench", nlohmann::json()) != "worker" || json.value("batch", nlohmann::json()) != 1) continue;
+    const auto speed = json.find("gb_s");
+    if (speed == json.end() || !speed->is_number() || !(speed->get<double>() > 0)) continue;
+    const double bytes_per_s = speed->get<double>() * 1e9;
+    span.low = span.low == 0 ? bytes_per_s : std::min(span.low, bytes_per_s);
+    span.high = std::max(span.high, bytes_per_s);
+  }
+  if (span.high == 0)
+    return fix_input(std::format("'{}' has no measurement of one row; write it with: kvasir bench worker --synthetic --json", path));
+  return span;
+}
+
 Status run(const Options& options) {
   KVASIR_ASSIGN(const gguf::MoeModel file, gguf::MoeModel::open(options.path, gguf::open_any_source));
   KVASIR_TRY(file.require_experts());
@@ -146,8 +166,10 @@ Status run(const Options& options) {
     plan.swarm = make_plan(plan.model, plan.machines);
   }
   plan.speeds.link_bits_per_s = options.link_mbit * 1e6;
-  if (options.worker_gb_per_s > 0)
-    plan.speeds.worker_bytes_per_s = {options.worker_gb_per_s * 1e9 * 0.8, options.worker_gb_per_s * 1e9};
+  if (options.worker_gb_per_s > 0) plan.speeds.worker_bytes_per_s = {options.worker_gb_per_s * 1e9, options.worker_gb_per_s * 1e9};
+  if (!options.bench.empty()) {
+    KVASIR_ASSIGN(plan.speeds.worker_bytes_per_s, read_bench(options.bench));
+  }
   // Without machines: eight alike, about as many as a token asks.
   const std::vector<double> shares =
       plan.machines.empty() ? std::vector<double>(8, 1.0 / 8) : fractions(plan.model, plan.swarm);
@@ -170,9 +192,10 @@ void add_plan(CLI::App& app, int& exit_code) {
   command->add_option("--link", options->link_mbit, "the backbone's network link, Mbit/s")
       ->check(CLI::Range(0.1, 1e6))
       ->capture_default_str();
-  command->add_option("--worker-speed", options->worker_gb_per_s,
-                      "GB/s of weights that a worker reads with one row, as kvasir bench worker prints it")
-      ->check(CLI::Range(0.01, 10'000.0));
+  auto* speed = command->add_option("--worker-speed", options->worker_gb_per_s, "GB/s of weights that a worker reads with one row")
+                    ->check(CLI::Range(0.01, 10'000.0));
+  command->add_option("--bench", options->bench, "measured instead: lines of kvasir bench worker --json, of one or more workers")
+      ->excludes(speed);
   command->add_flag("--json", options->json, "machine-readable");
   command->callback([options, &exit_code] { exit_code = report(run(*options)); });
 }
