@@ -55,6 +55,9 @@ def note(option):
     bounds = re.search(r"in \[(\S+) - (\S+)\]", option["type"])
     if bounds and f"{bounds[1]} to {bounds[2]}" not in option["help"]:
         parts.append(f"{bounds[1]} to {bounds[2]}")
+    choices = re.search(r"\{(.+)\}", option["type"])
+    if choices and not all(c in option["help"] for c in choices[1].split(",")):
+        parts.append(choices[1].replace(",", ", "))
     if option["default"]:
         parts.append(f"default {option['default']}")
     if option["required"]:
