@@ -5,7 +5,6 @@
 set -eu
 page=/usr/share/doc/kvasir/getting-started.md
 work=$(mktemp -d)
-export XDG_DATA_HOME=$work/share
 children=
 stop_all() { for child in $children; do kill "$child" 2>/dev/null || true; done; wait 2>/dev/null || true; children=; }
 trap stop_all EXIT

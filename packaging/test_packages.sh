@@ -4,6 +4,7 @@
 set -eu
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 OMP_WAIT_POLICY=passive
 work=$(mktemp -d)
+export HOME=$work  # what programs keep for a user is the user's, and no purge removes it
 step() { printf '  %s\n' "$*"; }
 fail() { printf 'test_packages: %s\n' "$*"; exit 1; }
 apt() { apt-get -qq -o Dpkg::Use-Pty=0 "$@" >"$work/apt.log" 2>&1 || { tail -20 "$work/apt.log"; fail "apt-get $* failed"; }; }
