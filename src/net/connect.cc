@@ -16,11 +16,11 @@ namespace kvasir::net {
 namespace {
 
 constexpr int kListenBacklog = 128;
-// A peer whose machine vanished is noticed within about 20 s, with and without data in flight.
+// A peer whose machine vanished is noticed within about 15 s, with and without data in flight.
 constexpr int kKeepAliveIdle_s = 10;
-constexpr int kKeepAliveInterval_s = 5;
-constexpr int kKeepAliveProbes = 2;
-constexpr int kUnacknowledgedMax_ms = 20'000;
+constexpr int kKeepAliveInterval_s = 2;
+constexpr int kKeepAliveProbes = 3;
+constexpr int kUnacknowledgedMax_ms = 15'000;
 
 void set_option(int fd, int level, int name, int value) { ::setsockopt(fd, level, name, &value, sizeof value); }
 

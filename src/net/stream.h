@@ -1,4 +1,5 @@
-// The seam under which a connection is plain TCP or TLS. Non-blocking: a call that cannot
+// The seam under which a connection is plain TCP, TLS, a WebSocket, or one inside the other.
+// Non-blocking: a call that cannot
 // go on says so, and wants() tells what to poll for. One thread at a time per stream.
 //
 // Rules for callers:
@@ -54,7 +55,7 @@ class Stream {
   // take at once is lost. Reading stays possible.
   virtual void shutdown() = 0;
 
-  int fd() const { return fd_.get(); }
+  virtual int fd() const { return fd_.get(); }
 
  private:
   Fd fd_;

@@ -1,12 +1,10 @@
 #include "net/tls_identity.h"
 
-#include <fcntl.h>
 #include <openssl/bio.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
 #include <openssl/rand.h>
 #include <openssl/x509.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -16,6 +14,7 @@
 #include "base/hex.h"
 #include "net/fd.h"
 #include "net/openssl_error.h"
+#include "net/private_file.h"
 
 namespace kvasir::net {
 namespace {
@@ -71,55 +70,6 @@ Result<Bytes> to_pem(const TlsIdentity& identity) {
   return Bytes(bytes.begin(), bytes.end());
 }
 
-// nullopt: there is no such file.
-Result<std::optional<Bytes>> read_private_file(const fs::path& path) {
-  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (!fd && errno == ENOENT) return std::nullopt;
-  struct stat info {};
-  if (!fd || ::fstat(fd.get(), &info) != 0)
-    return fix_input(std::format("cannot read '{}': {}; check who owns it.", path.string(), errno_text(errno)));
-  if (!S_ISREG(info.st_mode) || info.st_size > kIdentityFileBytesMax)
-    return fix_input(std::format("'{}' is not a key file; delete it to get a new identity.", path.string()));
-  if ((info.st_mode & 077) != 0)
-    return fix_input(std::format(
-        "others can read the key in '{}'; run chmod 600 on it, or delete it to get a new identity.", path.string()));
-  Bytes bytes(static_cast<std::size_t>(info.st_size));
-  std::size_t at = 0;
-  while (at < bytes.size()) {
-    const ssize_t n = ::read(fd.get(), bytes.data() + at, bytes.size() - at);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return fatal(std::format("cannot read '{}': {}.", path.string(), errno_text(errno)));
-    if (n == 0) break;
-    at += static_cast<std::size_t>(n);
-  }
-  bytes.resize(at);
-  return bytes;
-}
-
-// The file appears whole or not at all, and never over another one: false if one was there.
-Result<bool> create_private_file(const fs::path& path, ByteSpan bytes) {
-  std::string temporary = path.string() + ".XXXXXX";
-  const auto failed = [&](int errnum) {
-    return fatal(std::format("cannot write '{}': {}; check the directory and the space on its disk.", path.string(),
-                             errno_text(errnum)));
-  };
-  const Fd fd(::mkostemp(temporary.data(), O_CLOEXEC));  // mode 0600
-  if (!fd) return failed(errno);
-  const auto written = [&]() -> int {
-    while (!bytes.empty()) {
-      const ssize_t n = ::write(fd.get(), bytes.data(), bytes.size());
-      if (n < 0 && errno != EINTR) return errno;
-      if (n > 0) bytes = bytes.subspan(static_cast<std::size_t>(n));
-    }
-    if (::fsync(fd.get()) != 0) return errno;
-    return ::link(temporary.c_str(), path.c_str()) == 0 ? 0 : errno;
-  }();
-  ::unlink(temporary.c_str());
-  if (written == EEXIST) return false;
-  if (written != 0) return failed(written);
-  return true;
-}
-
 }  // namespace
 
 Result<Fingerprint> parse_fingerprint(std::string_view text) {
@@ -171,14 +121,14 @@ Result<TlsIdentity> load_or_make_tls_identity(const fs::path& data_dir) {
       return fix_input(
           std::format("cannot make the directory '{}': {}; give another one.", data_dir.string(), error.message()));
   }
-  KVASIR_ASSIGN(std::optional<Bytes> pem, read_private_file(path));
+  KVASIR_ASSIGN(std::optional<Bytes> pem, read_private_file(path, kIdentityFileBytesMax));
   if (pem) return from_pem(*pem, path);
 
   KVASIR_ASSIGN(TlsIdentity identity, make_tls_identity());
   KVASIR_ASSIGN(const Bytes fresh, to_pem(identity));
   KVASIR_ASSIGN(const bool created, create_private_file(path, fresh));
   if (created) return identity;
-  KVASIR_ASSIGN(pem, read_private_file(path));  // another process was first
+  KVASIR_ASSIGN(pem, read_private_file(path, kIdentityFileBytesMax));  // another process was first
   if (!pem) return fatal(std::format("'{}' appeared and vanished; start one process at a time.", path.string()));
   return from_pem(*pem, path);
 }

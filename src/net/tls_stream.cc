@@ -1,6 +1,6 @@
 // TLS by OpenSSL, with the fewest system calls a round can cost:
-//  - reading: OpenSSL receives straight into its own record buffer, with read-ahead over
-//    many records, so a frame of several records costs one recv and no copy of ours;
+//  - reading: the stream below receives straight into OpenSSL's record buffer, with read-ahead
+//    over many records, so a frame of several records costs one recv and no copy of ours;
 //  - writing: OpenSSL would send each 16 KiB record by a call of its own. Records gather in
 //    memory instead and leave together. That copy runs at memory speed; a call, and the
 //    early wake-up of the peer for a part of a frame, cost more.
@@ -13,9 +13,10 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <format>
+#include <map>
+#include <mutex>
 #include <optional>
 
 #include "base/bytes.h"
@@ -28,6 +29,8 @@ namespace {
 constexpr std::size_t kRecordBytes = 16 << 10;       // plaintext of a full TLS record
 constexpr std::size_t kReadAheadBytes = 128 << 10;   // a decode-size frame by one recv
 constexpr std::size_t kWriteBatchBytes = 128 << 10;  // plaintext encrypted before one send
+constexpr std::size_t kTickets = 1;                  // for one reconnect; it brings the next
+constexpr std::size_t kSessionsMax = 256;            // fingerprints whose last session is kept
 
 using SslPtr = std::unique_ptr<SSL, decltype([](SSL* ssl) { SSL_free(ssl); })>;
 
@@ -35,8 +38,50 @@ std::unexpected<Error> tls_failed(std::string_view what) {
   return retry_elsewhere(std::format("{}: {}.", what, openssl_error_text()));
 }
 
-std::unexpected<Error> connection_lost(int errnum) {
-  return retry_elsewhere("the connection was lost: " + errno_text(errnum) + ".");
+// --- a BIO that reads from the stream below ---------------------------------------------
+
+struct Below {
+  std::unique_ptr<Stream> stream;
+  std::optional<Error> error;  // its last one
+  bool ended = false;
+};
+
+int below_read(BIO* bio, char* data, std::size_t size, std::size_t* n) {
+  auto& below = *static_cast<Below*>(BIO_get_data(bio));
+  BIO_clear_retry_flags(bio);
+  *n = 0;
+  Result<IoResult> got = below.stream->read_some(std::as_writable_bytes(std::span(data, size)));
+  if (!got) {
+    below.error = std::move(got).error();
+    return 0;
+  }
+  if (got->state == IoState::kDone) {
+    *n = got->bytes;
+    return 1;
+  }
+  if (got->state == IoState::kWouldBlock) BIO_set_retry_read(bio);
+  else below.ended = true;
+  return 0;
+}
+
+long below_ctrl(BIO* bio, int command, long, void*) {
+  return command == BIO_CTRL_EOF && static_cast<Below*>(BIO_get_data(bio))->ended ? 1 : 0;
+}
+
+BIO* make_below_bio(Below& below) {
+  static BIO_METHOD* const method = [] {
+    BIO_METHOD* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "kvasir stream");
+    if (made != nullptr) {
+      BIO_meth_set_read_ex(made, below_read);
+      BIO_meth_set_ctrl(made, below_ctrl);
+    }
+    return made;
+  }();
+  BIO* bio = method == nullptr ? nullptr : BIO_new(method);
+  if (bio == nullptr) return nullptr;
+  BIO_set_data(bio, &below);
+  BIO_set_init(bio, 1);
+  return bio;
 }
 
 // --- a BIO that appends to a byte vector ------------------------------------------------
@@ -71,6 +116,7 @@ BIO* make_gather_bio(Bytes& out) {
 
 struct Pin {
   Fingerprint expected{};
+  TlsSessions* sessions = nullptr;
   std::optional<Fingerprint> refused;  // what the peer showed instead
 };
 
@@ -97,17 +143,57 @@ int verify_pin(X509_STORE_CTX* store, void*) {
   return 0;
 }
 
+}  // namespace
+
+// The last session of each fingerprint, each used once: a ticket shown twice would link the two
+// connections for whoever watches.
+class TlsSessions {
+ public:
+  using SessionPtr = std::unique_ptr<SSL_SESSION, decltype([](SSL_SESSION* session) { SSL_SESSION_free(session); })>;
+
+  void put(const Fingerprint& fingerprint, SessionPtr session) {
+    const std::lock_guard lock(mutex_);
+    if (sessions_.size() >= kSessionsMax && !sessions_.contains(fingerprint)) sessions_.erase(sessions_.begin());
+    sessions_[fingerprint] = std::move(session);
+  }
+  SessionPtr take(const Fingerprint& fingerprint) {
+    const std::lock_guard lock(mutex_);
+    const auto found = sessions_.find(fingerprint);
+    if (found == sessions_.end()) return nullptr;
+    SessionPtr session = std::move(found->second);
+    sessions_.erase(found);
+    return session;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<Fingerprint, SessionPtr> sessions_;
+};
+
+namespace {
+
+int keep_session(SSL* ssl, SSL_SESSION* session) {
+  const auto* pin = static_cast<const Pin*>(SSL_get_ex_data(ssl, pin_index()));
+  if (pin == nullptr || pin->sessions == nullptr) return 0;
+  // A copy: OpenSSL voids a session whose connection ends without a goodbye, and a lost
+  // connection is just when a quick one is wanted.
+  if (TlsSessions::SessionPtr copy(SSL_SESSION_dup(session)); copy) pin->sessions->put(pin->expected, std::move(copy));
+  return 0;
+}
+
 // --- the stream -------------------------------------------------------------------------
+
+constexpr std::string_view kBindingLabel = "EXPORTER-kvasir-grant";
 
 class TlsStream final : public Stream {
  public:
-  explicit TlsStream(Fd fd) : Stream(std::move(fd)) {}
+  explicit TlsStream(std::unique_ptr<Stream> lower) : Stream(Fd()), below_{.stream = std::move(lower), .error = {}} {}
 
   Status init(const TlsContext& context, const Fingerprint* pinned) {
     ERR_clear_error();
     ssl_.reset(SSL_new(context.get()));
     if (!ssl_) return tls_failed("cannot make a TLS connection");
-    BIO* read_bio = BIO_new_socket(fd(), BIO_NOCLOSE);
+    BIO* read_bio = make_below_bio(below_);
     BIO* write_bio = make_gather_bio(output_);
     if (read_bio == nullptr || write_bio == nullptr) {
       BIO_free(read_bio);
@@ -117,8 +203,13 @@ class TlsStream final : public Stream {
     SSL_set_bio(ssl_.get(), read_bio, write_bio);
     if (pinned != nullptr) {
       pin_.expected = *pinned;
+      sessions_ = context.sessions();
+      pin_.sessions = sessions_.get();
       if (SSL_set_ex_data(ssl_.get(), pin_index(), &pin_) != 1) return tls_failed("cannot make a TLS connection");
       SSL_set_connect_state(ssl_.get());
+      // A session that cannot be used costs nothing: the handshake is then a full one.
+      if (const auto session = sessions_ ? sessions_->take(*pinned) : nullptr)
+        SSL_set_session(ssl_.get(), session.get());
     } else {
       SSL_set_accept_state(ssl_.get());
     }
@@ -132,13 +223,12 @@ class TlsStream final : public Stream {
     do {
       std::size_t n = 0;
       ERR_clear_error();
-      errno = 0;
       if (SSL_read_ex(ssl_.get(), into.data() + total, into.size() - total, &n) != 1) {
         const int error = SSL_get_error(ssl_.get(), 0);
         read_blocked_ = error == SSL_ERROR_WANT_READ;
         if (total > 0) break;  // an error or the end comes again at the next call
         if (error == SSL_ERROR_ZERO_RETURN) return IoResult{IoState::kEnd, 0};
-        if (!read_blocked_) return failed(error, "the TLS connection broke");
+        if (!read_blocked_) return failed("the TLS connection broke");
         KVASIR_TRY(flush());  // a key update wants its answer
         return IoResult{IoState::kWouldBlock, 0};
       }
@@ -188,26 +278,42 @@ class TlsStream final : public Stream {
   }
 
   short wants(bool reading) const override {
-    return static_cast<short>((reading || write_awaits_input_ ? POLLIN : 0) | (buffered_output() ? POLLOUT : 0));
+    return static_cast<short>(lower().wants(reading || write_awaits_input_) | (own_output() ? POLLOUT : 0));
   }
-  bool buffered_input() const override { return !read_blocked_ && SSL_has_pending(ssl_.get()) == 1; }
-  bool buffered_output() const override { return output_at_ < output_.size(); }
+  bool buffered_input() const override {
+    return (!read_blocked_ && SSL_has_pending(ssl_.get()) == 1) || lower().buffered_input();
+  }
+  bool buffered_output() const override { return own_output() || lower().buffered_output(); }
   bool encrypted() const override { return true; }
+  int fd() const override { return lower().fd(); }
+
+  std::optional<TlsState> state() const {
+    if (!established_) return std::nullopt;
+    TlsState out{.resumed = SSL_session_reused(ssl_.get()) == 1};
+    if (SSL_export_keying_material(ssl_.get(), reinterpret_cast<unsigned char*>(out.binding.data()), out.binding.size(),
+                                   kBindingLabel.data(), kBindingLabel.size(), nullptr, 0, 0) != 1) {
+      ERR_clear_error();
+      return std::nullopt;
+    }
+    return out;
+  }
 
   void shutdown() override {
     ERR_clear_error();
     if (SSL_is_init_finished(ssl_.get()) == 1) SSL_shutdown(ssl_.get());  // the goodbye goes to output_
     ERR_clear_error();
     static_cast<void>(flush());  // best effort: the peer may be gone
-    ::shutdown(fd(), SHUT_WR);
+    lower().shutdown();
   }
 
  private:
+  Stream& lower() const { return *below_.stream; }
+  bool own_output() const { return output_at_ < output_.size(); }
+
   // true when the handshake is done.
   Result<bool> handshake() {
     if (established_) return true;
     ERR_clear_error();
-    errno = 0;
     const int done = SSL_do_handshake(ssl_.get());
     const int error = done == 1 ? SSL_ERROR_NONE : SSL_get_error(ssl_.get(), done);
     if (error == SSL_ERROR_NONE || error == SSL_ERROR_WANT_READ) {
@@ -216,21 +322,21 @@ class TlsStream final : public Stream {
       if (established_) read_blocked_ = false;  // records may have come along with the last message
       return established_;
     }
-    auto refused = failed(error, "the TLS handshake failed");
+    auto refused = failed("the TLS handshake failed");
     static_cast<void>(flush());  // the alert that tells the peer why
     return refused;
   }
 
-  std::unexpected<Error> failed(int error, std::string_view what) {
+  std::unexpected<Error> failed(std::string_view what) {
     if (pin_.refused) {
       ERR_clear_error();
       return retry_elsewhere(std::format("the worker's certificate is {} and not the pinned {}; "
                                          "if its identity was renewed, use its new link.",
                                          format_fingerprint(*pin_.refused), format_fingerprint(pin_.expected)));
     }
-    if (error == SSL_ERROR_SYSCALL && errno != 0) {
+    if (below_.error) {
       ERR_clear_error();
-      return connection_lost(errno);
+      return std::unexpected(*below_.error);
     }
     if (ERR_GET_REASON(ERR_peek_last_error()) == SSL_R_UNEXPECTED_EOF_WHILE_READING) {
       ERR_clear_error();
@@ -250,18 +356,20 @@ class TlsStream final : public Stream {
 
   // Sends gathered records: true when none is left.
   Result<bool> flush() {
-    while (buffered_output()) {
-      const ssize_t n = ::send(fd(), output_.data() + output_at_, output_.size() - output_at_, MSG_NOSIGNAL);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
-      if (n < 0) return connection_lost(errno);
-      output_at_ += static_cast<std::size_t>(n);
+    while (own_output()) {
+      const iovec rest{output_.data() + output_at_, output_.size() - output_at_};
+      KVASIR_ASSIGN(const IoResult sent, lower().write_some({&rest, 1}));
+      if (sent.state != IoState::kDone) return false;
+      output_at_ += sent.bytes;
     }
     output_.clear();
     output_at_ = 0;
+    if (lower().buffered_output()) KVASIR_TRY(lower().write_some({}));
     return true;
   }
 
+  Below below_;
+  std::shared_ptr<TlsSessions> sessions_;
   Pin pin_;
   Bytes output_;  // records not sent yet start at output_at_; at most one batch
   std::size_t output_at_ = 0;
@@ -279,7 +387,7 @@ Result<std::shared_ptr<SSL_CTX>> make_context(const SSL_METHOD* method) {
       // AES-128 first: the fastest where AES instructions exist, and they nearly always do.
       SSL_CTX_set_ciphersuites(context.get(),
                                "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256") != 1 ||
-      SSL_CTX_set_num_tickets(context.get(), 0) != 1)
+      SSL_CTX_set_num_tickets(context.get(), kTickets) != 1)
     return fatal("cannot set up TLS 1.3: " + openssl_error_text() + "; check the OpenSSL library.");
   SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
   SSL_CTX_set_read_ahead(context.get(), 1);
@@ -287,8 +395,9 @@ Result<std::shared_ptr<SSL_CTX>> make_context(const SSL_METHOD* method) {
   return context;
 }
 
-Result<std::unique_ptr<Stream>> make_stream(Fd fd, const TlsContext& context, const Fingerprint* pinned) {
-  auto stream = std::make_unique<TlsStream>(std::move(fd));
+Result<std::unique_ptr<Stream>> make_stream(std::unique_ptr<Stream> lower, const TlsContext& context,
+                                            const Fingerprint* pinned) {
+  auto stream = std::make_unique<TlsStream>(std::move(lower));
   KVASIR_TRY(stream->init(context, pinned));
   return stream;
 }
@@ -300,22 +409,38 @@ Result<TlsContext> TlsContext::server(const TlsIdentity& identity) {
   if (SSL_CTX_use_certificate(context.get(), identity.certificate.get()) != 1 ||
       SSL_CTX_use_PrivateKey(context.get(), identity.key.get()) != 1)
     return fatal("cannot use the TLS key: " + openssl_error_text() + "; delete it to get a new identity.");
-  return TlsContext(std::move(context));
+  return TlsContext(std::move(context), nullptr);
 }
 
 Result<TlsContext> TlsContext::client() {
   KVASIR_ASSIGN(std::shared_ptr<SSL_CTX> context, make_context(TLS_client_method()));
   SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER, nullptr);
   SSL_CTX_set_cert_verify_callback(context.get(), verify_pin, nullptr);
-  return TlsContext(std::move(context));
+  SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_CLIENT | SSL_SESS_CACHE_NO_INTERNAL);
+  SSL_CTX_sess_set_new_cb(context.get(), keep_session);
+  return TlsContext(std::move(context), std::make_shared<TlsSessions>());
+}
+
+Result<std::unique_ptr<Stream>> make_tls_server_stream(std::unique_ptr<Stream> lower, const TlsContext& context) {
+  return make_stream(std::move(lower), context, nullptr);
 }
 
 Result<std::unique_ptr<Stream>> make_tls_server_stream(Fd fd, const TlsContext& context) {
-  return make_stream(std::move(fd), context, nullptr);
+  return make_tls_server_stream(make_plain_stream(std::move(fd)), context);
+}
+
+Result<std::unique_ptr<Stream>> make_tls_client_stream(std::unique_ptr<Stream> lower, const TlsContext& context,
+                                                       const Fingerprint& pinned) {
+  return make_stream(std::move(lower), context, &pinned);
 }
 
 Result<std::unique_ptr<Stream>> make_tls_client_stream(Fd fd, const TlsContext& context, const Fingerprint& pinned) {
-  return make_stream(std::move(fd), context, &pinned);
+  return make_tls_client_stream(make_plain_stream(std::move(fd)), context, pinned);
+}
+
+std::optional<TlsState> tls_state(const Stream& stream) {
+  const auto* tls = dynamic_cast<const TlsStream*>(&stream);
+  return tls == nullptr ? std::nullopt : tls->state();
 }
 
 }  // namespace kvasir::net
