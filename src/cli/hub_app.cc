@@ -95,7 +95,8 @@ Status serve(const Options& options) {
   server_options.trust_proxy = options.trust_proxy;
   const std::string host = server_options.listen.host;
   KVASIR_ASSIGN(const auto server,
-                hub::Server::start(std::move(server_options), hub->router(), hub->authenticator(), log));
+                hub::Server::start(std::move(server_options), hub->router(), hub->authenticator(), hub->relay_host(),
+                                   log));
   std::printf("%s://%s\n", options.certificate.empty() ? "http" : "https",
               net::format_host_port({host, server->port()}).c_str());
   std::fflush(stdout);

@@ -222,6 +222,28 @@ TEST(Api, BansHold) {
   EXPECT_TRUE(client.get("/api/admin/nodes", hub.admin).json()["nodes"].empty());
 }
 
+TEST(Api, GrantsNameTheBackboneTheWorkerAndTheModel) {
+  TestHub hub(closed_group());
+  TestClient client = hub.client();
+  const json beat = {{"worker_id", "laptop"}, {"model", "seed"}, {"n_layer", 1}, {"n_expert", 4}, {"segments", {{0, 0, 4}}}, {"url", "192.0.2.1:7000"}};
+  EXPECT_EQ(client.post("/api/expert-coverage", hub.worker, beat).status, 200);
+  const auto key = net::SigningKey::make().value();
+  const json ask = {{"public_key", to_hex(ByteSpan(key.public_key()))}, {"workers", {"laptop", "nobody"}}};
+  const json answer = client.post("/api/expert-grants", hub.backbone, ask).json();
+  ASSERT_EQ(answer["grants"].size(), 1u) << answer;
+  const net::Binding binding{};
+  const std::string token = net::prove_grant(answer["grants"]["laptop"].get<std::string>(), key, binding);
+  net::PublicKey hub_key{};
+  std::ranges::copy(*from_hex(client.get("/api/grant-key", "").json()["public_key"].get<std::string>()), hub_key.begin());
+  const auto grant = net::check_grant(token, hub_key, "laptop", binding, static_cast<std::uint64_t>(unix_now()));
+  ASSERT_TRUE(grant) << grant.error().message;
+  EXPECT_EQ(grant->model, "seed");
+  EXPECT_TRUE(hub.backbone.contains(grant->backbone));
+  EXPECT_EQ(client.post("/api/expert-grants", hub.worker, ask).status, 403);
+  client.connect();
+  EXPECT_EQ(client.post("/api/expert-grants", hub.backbone, {{"public_key", "00"}, {"workers", json::array()}}).status, 400);
+}
+
 // Walks the description: every route in it is there, asks for a token where it says so, takes
 // its own example, and answers with the fields of its example; and it leaves no route out.
 TEST(Api, TheDescriptionIsTrue) {

@@ -13,6 +13,7 @@
 #include <charconv>
 #include <format>
 
+#include "hub/http/relay_upgrade.h"
 #include "hub/http/shared.h"
 
 namespace kvasir::hub {
@@ -138,6 +139,13 @@ class Connection final : public Watched, public std::enable_shared_from_this<Con
       if (!co_await authenticate(message, route, request, refusal))
         co_return co_await refuse_request(std::move(refusal), head);
     }
+    // Bytes behind the header belong to no WebSocket yet: such a client gets the handler's answer.
+    if (route.websocket && is_websocket_upgrade(message) && buffer_.size() == 0) {
+      set_deadline(options.wait_max);
+      auto refusal = co_await hand_to_relay(stream_, message, request, shared_);
+      if (refusal) co_return co_await refuse_request(*std::move(refusal), false);
+      co_return false;
+    }
     // The length that is announced is refused before a byte of it is read.
     const auto length = parser.content_length();
     if (length && *length > route.body_bytes_max())
@@ -207,10 +215,12 @@ class Connection final : public Watched, public std::enable_shared_from_this<Con
       refusal.headers.emplace_back("WWW-Authenticate", "Bearer");
       return false;
     };
-    if (header.empty()) co_return deny("this needs a node token: Authorization: Bearer TOKEN.");
-    if (!beast::iequals(header.substr(0, kBearer.size()), kBearer))
+    const auto in_target = route.websocket ? request.query.find("token") : request.query.end();
+    if (header.empty() && in_target == request.query.end())
+      co_return deny("this needs a node token: Authorization: Bearer TOKEN.");
+    if (!header.empty() && !beast::iequals(header.substr(0, kBearer.size()), kBearer))
       co_return deny("the Authorization header must be: Bearer TOKEN.");
-    const std::string token(header.substr(kBearer.size()));
+    const std::string token(header.empty() ? in_target->second : header.substr(kBearer.size()));
     auto checked = co_await run_on(shared_->handlers, [shared = shared_, token] {
       return shared->authenticator.check(token, unix_now(), monotonic_now());
     });

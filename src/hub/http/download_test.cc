@@ -220,7 +220,8 @@ TEST(Tls, ServesHttpsAndNoPlainHttpElsewhere) {
   ServerOptions open_to_all;
   open_to_all.listen = {"0.0.0.0", 0};
   const auto refused =
-      Server::start(open_to_all, hub.hub->router(), hub.hub->authenticator(), [](const std::string&) {});
+      Server::start(open_to_all, hub.hub->router(), hub.hub->authenticator(), hub.hub->relay_host(),
+                    [](const std::string&) {});
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message.find("loopback"), std::string::npos);
   std::filesystem::remove_all(top);

@@ -14,6 +14,8 @@ namespace {
 
 constexpr auto kTidyInterval = std::chrono::seconds(2);
 constexpr UnixSeconds kReportMemoryS = 3 * 24 * 3600;
+// Several hubs behind one address share it: copy the file.
+constexpr std::string_view kGrantKeyFile = "grant-key.pem";
 constexpr std::size_t kOwnersKnownMax = 262'144;
 // A note in the data folder, touched while nodes are there.
 constexpr std::string_view kLifeFile = "nodes-seen";
@@ -46,6 +48,7 @@ Result<std::unique_ptr<Hub>> Hub::create(HubOptions options, std::unique_ptr<Sto
 }
 
 Status Hub::start() {
+  KVASIR_ASSIGN(grant_key_, net::SigningKey::load_or_make(options_.data_dir / kGrantKeyFile));
   catalogue_ = std::make_unique<Catalogue>(
       options_.models_dir, options_.data_dir / "hashes",
       Catalogue::Listener{.appeared =
@@ -70,6 +73,8 @@ Status Hub::start() {
   add_auth_routes(router_, *this);
   add_ledger_routes(router_, *this);
   add_admin_routes(router_, *this);
+  add_relay_routes(router_);
+  add_grant_routes(router_, *this);
   router_.add({.method = "GET",
                .pattern = "/api/health",
                .summary = "Whether the hub is there",

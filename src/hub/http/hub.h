@@ -21,7 +21,9 @@
 #include "hub/core/nonces.h"
 #include "hub/http/router.h"
 #include "hub/models/catalogue.h"
+#include "hub/relay/relay_host.h"
 #include "hub/store/store.h"
+#include "net/grant.h"
 
 namespace kvasir::hub {
 
@@ -30,6 +32,20 @@ struct HubOptions {
   std::filesystem::path models_dir;
   MarketOptions market;
   std::string version;
+};
+
+class Hub;
+
+// What the relay asks: who owns which worker id, and where to put its figures.
+class RelayHostOfHub final : public RelayHost {
+ public:
+  explicit RelayHostOfHub(Hub& hub) : hub_(hub) {}
+  Result<bool> may_serve(const std::string& session, const std::string& token_id) override;
+  bool is_banned(const std::string& session) override;
+  Status record(const std::vector<RelayUse>& uses) override;
+
+ private:
+  Hub& hub_;
 };
 
 class Hub {
@@ -41,6 +57,8 @@ class Hub {
   const Router& router() const { return router_; }
   Authenticator& authenticator() { return authenticator_; }
   Store& store() { return *store_; }
+  RelayHost& relay_host() { return relay_host_; }
+  const net::SigningKey& grant_key() const { return *grant_key_; }
 
   // For the handlers, which live in api_*.cc by subject.
   const HubOptions& options() const { return options_; }
@@ -72,6 +90,8 @@ class Hub {
   std::unique_ptr<Store> store_;
   std::function<void(const std::string&)> log_;
   Authenticator authenticator_;
+  RelayHostOfHub relay_host_{*this};
+  std::optional<net::SigningKey> grant_key_;
   Router router_;
   std::mutex market_mutex_;
   Market market_;
@@ -92,5 +112,7 @@ void add_backbone_routes(Router& router, Hub& hub);
 void add_auth_routes(Router& router, Hub& hub);
 void add_ledger_routes(Router& router, Hub& hub);
 void add_admin_routes(Router& router, Hub& hub);
+void add_relay_routes(Router& router);
+void add_grant_routes(Router& router, Hub& hub);
 
 }  // namespace kvasir::hub

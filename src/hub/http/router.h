@@ -29,6 +29,7 @@ struct Route {
   std::string body_example;    // JSON; empty: the route takes no body
   std::string answer_example;  // JSON; empty: the answer is a file
   std::function<Response(const Request&)> handler;  // may block; exceptions must not leave it
+  bool websocket = false;  // upgrades go to the relay; the handler answers what is none
   std::size_t body_bytes_max() const { return body_example.empty() ? 0 : kBodyBytesMax; }
   bool is_public() const { return scopes.empty(); }
   bool permits(Scope scope) const;

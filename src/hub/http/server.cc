@@ -17,9 +17,10 @@ bool is_loopback(const Tcp::endpoint& endpoint) { return endpoint.address().is_l
 
 class HttpServer final : public Server {
  public:
-  HttpServer(ServerOptions options, const Router& router, Authenticator& authenticator,
+  HttpServer(ServerOptions options, const Router& router, Authenticator& authenticator, RelayHost& relay_host,
              std::function<void(const std::string&)> log)
       : shared_(std::make_shared<Shared>(std::move(options), router, authenticator, std::move(log))),
+        relay_host_(relay_host),
         strand_(asio::make_strand(io_)),
         acceptor_(strand_) {}
 
@@ -49,6 +50,8 @@ class HttpServer final : public Server {
   }
 
   void start() {
+    shared_->relay = Relay::create(shared_->options.relay, relay_host_, io_.get_executor(), shared_->handlers,
+                                   shared_->log);
     asio::co_spawn(strand_, accept(), asio::detached);
     asio::co_spawn(io_, watch(), asio::detached);
     for (int i = 0; i < kSocketThreads; ++i) threads_.emplace_back([this] { io_.run(); });
@@ -57,7 +60,8 @@ class HttpServer final : public Server {
   std::uint16_t port() const override { return acceptor_.local_endpoint().port(); }
 
   ServerStats stats() const override {
-    return {shared_->connection_count(), shared_->downloads, shared_->requests, shared_->bytes_sent};
+    return {shared_->connection_count(), shared_->downloads, shared_->requests, shared_->bytes_sent,
+            shared_->relay->stats()};
   }
 
   void stop(Nanos patience) override {
@@ -74,10 +78,12 @@ class HttpServer final : public Server {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       if (late && monotonic_now() >= give_up + kLastWait) break;
     }
+    shared_->relay->stop();
     io_.stop();
     threads_.clear();  // joins
     shared_->handlers.join();
     shared_->readers.join();
+    shared_->relay->forget_sockets();
   }
 
  private:
@@ -89,6 +95,8 @@ class HttpServer final : public Server {
     boost::system::error_code error;
     tls_->set_options(
         asio::ssl::context::default_workarounds | asio::ssl::context::no_tlsv1 | asio::ssl::context::no_tlsv1_1, error);
+    // A relayed connection idles for hours: its record buffers are given back meanwhile.
+    SSL_CTX_set_mode(tls_->native_handle(), SSL_MODE_RELEASE_BUFFERS);
     tls_->use_certificate_chain_file(options.certificate_file, error);
     if (error)
       return fix_input(
@@ -152,6 +160,7 @@ class HttpServer final : public Server {
   }
 
   std::shared_ptr<Shared> shared_;
+  RelayHost& relay_host_;
   asio::io_context io_;
   std::optional<asio::ssl::context> tls_;
   asio::strand<asio::io_context::executor_type> strand_;  // the acceptor's
@@ -162,8 +171,8 @@ class HttpServer final : public Server {
 }  // namespace
 
 Result<std::unique_ptr<Server>> Server::start(ServerOptions options, const Router& router, Authenticator& authenticator,
-                                              std::function<void(const std::string&)> log) {
-  auto server = std::make_unique<HttpServer>(std::move(options), router, authenticator, std::move(log));
+                                              RelayHost& relay_host, std::function<void(const std::string&)> log) {
+  auto server = std::make_unique<HttpServer>(std::move(options), router, authenticator, relay_host, std::move(log));
   KVASIR_TRY(server->open());
   server->start();
   return server;

@@ -15,6 +15,7 @@
 #include "hub/auth/tokens.h"
 #include "hub/core/rate_limiter.h"
 #include "hub/http/router.h"
+#include "hub/relay/relay_host.h"
 #include "net/connect.h"
 
 namespace kvasir::hub {
@@ -40,6 +41,7 @@ struct ServerOptions {
   Nanos wait_max = std::chrono::seconds(30);       // of a long poll
   Rate per_address{200, 400};
   Rate per_token{200, 400};
+  RelayOptions relay;
 };
 
 struct ServerStats {
@@ -47,14 +49,15 @@ struct ServerStats {
   std::size_t downloads = 0;
   std::uint64_t requests = 0;
   std::uint64_t bytes_sent = 0;  // of bodies made from files
+  RelayStats relay;
 };
 
 class Server {
  public:
-  // `router`, `authenticator` and what `log` refers to must outlive the server. No line given
-  // to `log` holds a token.
+  // `router`, `authenticator`, `relay_host` and what `log` refers to must outlive the server. No
+  // line given to `log` holds a token.
   static Result<std::unique_ptr<Server>> start(ServerOptions options, const Router& router,
-                                               Authenticator& authenticator,
+                                               Authenticator& authenticator, RelayHost& relay_host,
                                                std::function<void(const std::string&)> log);
   virtual ~Server() = default;  // stops at once
 

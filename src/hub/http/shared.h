@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "hub/http/server.h"
+#include "hub/relay/relay.h"
 
 namespace kvasir::hub {
 
@@ -65,6 +66,7 @@ class Shared {
   std::atomic<std::size_t> jobs{0}, downloads{0};
   std::atomic<std::uint64_t> requests{0}, bytes_sent{0};
   std::atomic<bool> draining{false};
+  std::shared_ptr<Relay> relay;  // set before the first connection
 
   Nanos take_address(const std::string& address, double cost = 1) {
     const std::lock_guard lock(limiters_);

@@ -46,7 +46,7 @@ class TestHub {
     EXPECT_TRUE(made) << made.error().message;
     hub = *std::move(made);
     options.server.listen = {"127.0.0.1", 0};
-    auto started = Server::start(options.server, hub->router(), hub->authenticator(), log);
+    auto started = Server::start(options.server, hub->router(), hub->authenticator(), hub->relay_host(), log);
     EXPECT_TRUE(started) << started.error().message;
     server = *std::move(started);
     worker = token(Scope::kWorker);

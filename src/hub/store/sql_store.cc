@@ -175,7 +175,7 @@ class SqlStore final : public Store {
     std::vector<Contribution> out;
     for (const SqlRow& r : rows)
       out.push_back({integer(r[0]), text(r[1]), text(r[2]),
-                     text(r[3]) == to_string(Side::kWorker) ? Side::kWorker : Side::kBackbone, integer(r[4]),
+                     parse_side(text(r[3])), integer(r[4]),
                      integer(r[5]), integer(r[6])});
     return out;
   }

@@ -23,6 +23,18 @@ std::optional<Scope> parse_scope(std::string_view text) {
   return std::nullopt;
 }
 
-std::string_view to_string(Side side) { return side == Side::kBackbone ? "backbone" : "worker"; }
+std::string_view to_string(Side side) {
+  switch (side) {
+    case Side::kWorker: return "worker";
+    case Side::kRelayToWorker: return "relay_to_worker";
+    case Side::kRelayToBackbone: return "relay_to_backbone";
+    default: return "backbone";
+  }
+}
+Side parse_side(std::string_view text) {
+  for (const Side side : {Side::kWorker, Side::kRelayToWorker, Side::kRelayToBackbone})
+    if (text == to_string(side)) return side;
+  return Side::kBackbone;
+}
 
 }  // namespace kvasir::hub

@@ -52,10 +52,11 @@ struct BanRecord {
   friend bool operator==(const BanRecord&, const BanRecord&) = default;
 };
 
-// Whose figures: what a backbone says it received, or what a worker says it served. Both are
-// kept; neither is corrected by the other.
-enum class Side { kBackbone, kWorker };
+// Whose figures: what a backbone says it received, what a worker says it served, or what the
+// relay carried for the two in each direction. All are kept; none is corrected by another.
+enum class Side { kBackbone, kWorker, kRelayToWorker, kRelayToBackbone };
 std::string_view to_string(Side side);
+Side parse_side(std::string_view text);  // of what to_string wrote
 
 struct Contribution {
   std::int64_t day = 0;     // days since 1970, UTC
