@@ -191,9 +191,9 @@ class Worker(Process):
 class Server(Process):
     """llama-server on a unix socket, so that no port can be in the way."""
 
-    def __init__(self, model, socket_path, env, parallel=1, threads=1, extra=()):
+    def __init__(self, model, socket_path, env, parallel=1, threads=1, extra=(), prefix=()):
         self.socket_path = str(socket_path)
-        super().__init__(["llama-server", "-m", model, "--host", self.socket_path, "--no-repack", "-t", threads, "-np", parallel,
+        super().__init__([*prefix, "llama-server", "-m", model, "--host", self.socket_path, "--no-repack", "-t", threads, "-np", parallel,
                           "-c", 512 * parallel, "--no-webui", "--no-warmup", "--offline", *extra], env=env)
         wait_until(self._ready, "llama-server to be ready")
 

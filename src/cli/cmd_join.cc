@@ -22,7 +22,7 @@ namespace {
 
 struct Options {
   join::NodeOptions node;
-  std::string url, token_file, serve, schedule, data_dir, cache_dir;
+  std::string url, token_file, serve, schedule, data_dir, cache_dir, relay = "auto";
   double busy_load = 0;
 };
 
@@ -69,11 +69,16 @@ Status prepare(Options& options) {
     KVASIR_ASSIGN(node.conditions.schedule, join::parse_hours(options.schedule));
   }
   if (options.busy_load > 0) node.conditions.load_max = options.busy_load;
-  // Beside a hub on this machine: reachable on this machine.
+  // Beside a hub on this machine: reachable on this machine, and without its relay.
   const bool local = node.hub.url.starts_with("http://");
-  KVASIR_ASSIGN(node.listen, net::parse_host_port(options.serve, local ? "127.0.0.1" : "0.0.0.0"));
+  node.reach = options.relay == "only"                     ? join::NodeReach::kRelayOnly
+               : options.relay == "never" || local         ? join::NodeReach::kDirectOnly
+                                                           : join::NodeReach::kBoth;
+  const bool loopback = local || node.reach == join::NodeReach::kRelayOnly;
+  KVASIR_ASSIGN(node.listen, net::parse_host_port(options.serve, loopback ? "127.0.0.1" : "0.0.0.0"));
   KVASIR_ASSIGN(const std::vector<net::Address> addresses, net::resolve(node.listen));
   node.tls = !addresses.front().text.starts_with("127.") && !addresses.front().text.starts_with("[::1]");
+  if (node.reach != join::NodeReach::kDirectOnly) node.tls = true;  // one fingerprint for both ways
   node.data_dir = options.data_dir.empty() ? default_folder("XDG_DATA_HOME", "/.local/share/kvasir") : options.data_dir;
   node.cache_dir =
       options.cache_dir.empty() ? default_folder("XDG_CACHE_HOME", "/.cache/kvasir") + "/slices" : options.cache_dir;
@@ -138,6 +143,10 @@ void add_join(CLI::App& app, int& exit_code) {
       ->check(CLI::PositiveNumber);
   command->add_option("--schedule", options->schedule, "hours to work in, e.g. 22:00-07:00");
   command->add_option("--serve", options->serve, "[HOST:]PORT to listen on (default: any port)");
+  command->add_option("--relay", options->relay,
+                      "auto: through the hub too, for backbones that cannot reach this machine; only; never")
+      ->check(CLI::IsMember({"auto", "only", "never"}))
+      ->capture_default_str();
   command->add_option("--advertise", node.advertise, "host under which backbones reach this machine");
   command->add_option("--data", options->data_dir, "folder of this node's identity");
   command->add_option("--cache", options->cache_dir, "folder of fetched slices");

@@ -14,6 +14,7 @@
 
 #include "cli/commands.h"
 #include "cli/console.h"
+#include "cli/worker_relay.h"
 #include "ffn/device.h"
 #include "ffn/engine.h"
 #include "spdlog/sinks/stdout_color_sinks.h"
@@ -45,6 +46,7 @@ struct Options {
   std::string data_dir;
   std::string token_file;
   std::string stats_file;
+  WorkerRelay relay;
 };
 
 bool is_loopback(const net::Address& address) {
@@ -85,8 +87,10 @@ Result<bool> choose_tls(const Options& options, const net::HostPort& where) {
   return false;
 }
 
-// "host:port[#fingerprint]", ready to paste into KVASIR_WORKERS.
-std::string link_line(const net::HostPort& where, std::uint16_t port, const net::TlsIdentity* identity) {
+// "host:port[#fingerprint]", ready to paste into KVASIR_WORKERS; with a relay
+// "[host:port+]relay:NAME#fingerprint".
+std::string link_line(const net::HostPort& where, std::uint16_t port, const net::TlsIdentity* identity, bool encrypted,
+                      const WorkerRelay& relay) {
   net::HostPort shown{where.host, port};
   if (where.host == "0.0.0.0" || where.host == "::") {
     // A home network's machines seldom know each other's names, so the address is what can be pasted.
@@ -94,7 +98,10 @@ std::string link_line(const net::HostPort& where, std::uint16_t port, const net:
     if (const std::optional<std::string> address = net::own_address()) shown.host = *address;
     else if (::gethostname(name, sizeof name - 1) == 0 && name[0]) shown.host = name;
   }
-  const std::string link = net::format_host_port(shown);
+  std::string link = net::format_host_port(shown);
+  // A port on loopback is plain and for this machine; the fingerprint is that of the relayed door.
+  if (relay.asked()) link = encrypted ? link + "+" + relay_address(relay) : relay_address(relay);
+  if (relay.plain) return link;
   return identity ? link + "#" + net::format_fingerprint(identity->fingerprint) : link;
 }
 
@@ -154,9 +161,14 @@ Result<bool> serve(const Options& options) {
   KVASIR_ASSIGN(server_options.token, read_token(options));
   if (!server_options.token.empty()) server_options.raw_framing = options.insecure;  // that framing has no token
   std::optional<net::TlsIdentity> identity;
-  if (encrypted) {
+  WorkerRelay relay = options.relay;
+  if (encrypted || relay.asked()) {
     KVASIR_ASSIGN(identity, net::load_or_make_tls_identity(options.data_dir.empty() ? default_data_dir() : options.data_dir));
-    KVASIR_ASSIGN(server_options.tls, net::TlsContext::server(*identity));
+    if (encrypted) {
+      KVASIR_ASSIGN(server_options.tls, net::TlsContext::server(*identity));
+    }
+    KVASIR_TRY(prepare_relay(relay, *identity));
+    if (relay.plain) server_options.raw_framing = true;
   }
 
   worker::StoreOptions store_options;
@@ -189,7 +201,13 @@ Result<bool> serve(const Options& options) {
   std::signal(SIGTERM, on_stop_signal);
   std::signal(SIGINT, on_stop_signal);
 
-  std::printf("%s\n", link_line(where, server->port(), identity ? &*identity : nullptr).c_str());
+  std::unique_ptr<worker::RelayListener> at_relay;  // gone before the server
+  if (relay.asked()) {
+    KVASIR_ASSIGN(at_relay, listen_at_relay(relay, *identity, [&server](std::unique_ptr<net::Stream> stream, std::string peer) {
+                    server->adopt(std::move(stream), std::move(peer));
+                  }));
+  }
+  std::printf("%s\n", link_line(where, server->port(), identity ? &*identity : nullptr, encrypted, relay).c_str());
   std::fflush(stdout);
   spdlog::info("serving {} experts of {} layers ({}{}) on {}, {} threads, numerics {}", n_experts, n_layers,
                format_bytes(bytes), packed, options.device, n_threads, options.numerics);
@@ -240,6 +258,7 @@ void add_worker(CLI::App& app, int& exit_code) {
   command->add_flag("--insecure-anywhere", options->insecure_anywhere, "allow --insecure on addresses others can reach");
   command->add_option("--token-file", options->token_file, "node token peers must show (default: KVASIR_TOKEN)");
   command->add_option("--data", options->data_dir, "directory of this worker's certificate");
+  add_relay_flags(*command, options->relay);
   command->add_option("--stats-file", options->stats_file, "JSON of counters, rewritten each second");
   command->callback([options, slice, memory, &exit_code] {
     if (slice->empty() && memory->empty())

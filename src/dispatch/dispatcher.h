@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,6 +19,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "net/grant.h"
+#include "net/websocket.h"
 #include "wire/messages.h"
 
 namespace kvasir::dispatch {
@@ -29,21 +32,35 @@ enum class LocalPolicy {
 };
 
 struct WorkerAddress {
-  std::string host;
+  std::string host;         // empty: only through the relay
   std::uint16_t port = 0;
   std::string fingerprint;  // pinned certificate, hex SHA-256; empty: none given
   std::string id{};         // who it is, whatever its address; empty: nobody says
   std::string token{};      // shown to this worker instead of Options::token
+  std::string relay{};      // the session under which it waits at Options::relay; empty: it does not
   friend bool operator==(const WorkerAddress&, const WorkerAddress&) = default;
 };
-// "host:port[#fingerprint],…"
+// "host:port", "relay:SESSION", or both as "host:port+relay:SESSION"; then "#fingerprint",
+// without which a relayed worker is not used.
+Result<WorkerAddress> parse_worker(std::string_view text);
+// "worker,…"
 Result<std::vector<WorkerAddress>> parse_workers(std::string_view text);
+
+// Session grants of a hub, shown instead of a token where there is one.
+struct GrantSource {
+  net::SigningKey key;  // whose public key the grants name
+  // The grant for that worker id, or empty; from several threads, must not block.
+  std::function<std::string(const std::string& worker_id)> find;
+};
 
 struct Options {
   std::vector<WorkerAddress> workers;
   // More may come by set_workers(); the first round then waits for its first call, too.
   bool workers_follow = false;
   std::string token;
+  std::optional<GrantSource> grants;
+  // The relay through which workers with a session are reached.
+  std::optional<net::RelayOptions> relay;
   LocalPolicy local = LocalPolicy::kFallback;
   wire::Numerics numerics = wire::Numerics::kExact;
   wire::NumericsId numerics_id;

@@ -98,7 +98,8 @@ nlohmann::json Heartbeat::body_of(const NodeState& state) const {
   for (const hub::Segment& s : state.holdings) segments.push_back({s.layer, s.begin, s.end});
   std::string url;
   const std::string host = options_.advertise.empty() ? local_ip_ : options_.advertise;
-  if (state.port != 0 && !host.empty()) url = net::format_host_port({host, state.port});
+  if (state.port != 0 && state.direct && !host.empty()) url = net::format_host_port({host, state.port});
+  if (state.port != 0 && state.relayed) url += (url.empty() ? "relay:" : "+relay:") + options_.worker_id;
   nlohmann::json body = {{"worker_id", options_.worker_id},
                          {"model", state.model},
                          {"segments", segments},

@@ -21,6 +21,8 @@ struct NodeState {
   hub::Segments holdings;
   std::vector<std::shared_ptr<const gguf::MoeModel>> slices;  // proofs are read from them
   std::uint16_t port = 0;  // 0: not serving
+  bool relayed = false;    // waits at the hub's relay, under the worker's id
+  bool direct = true;      // others can reach the port
   std::string fingerprint, ticket;
   std::uint64_t capacity_bytes = 0;
   double speed_rows_per_s = 0;

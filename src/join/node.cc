@@ -11,11 +11,13 @@
 #include <random>
 #include <thread>
 
+#include "base/hex.h"
 #include "ffn/device.h"
 #include "ffn/engine.h"
 #include "hub/auth/secrets.h"
 #include "hub/store/private_folder.h"
 #include "net/tls_identity.h"
+#include "worker/relay_listener.h"
 #include "worker/server.h"
 
 namespace kvasir::join {
@@ -50,14 +52,27 @@ class Serving {
   explicit Serving(std::unique_ptr<worker::Server> server)
       : server_(std::move(server)), thread_([this] { server_->run(); }) {}
   ~Serving() {
+    relay_.reset();  // nobody new
     server_->request_stop();  // what is being computed is finished first
     thread_.join();
   }
   const worker::Server& server() const { return *server_; }
 
+  void wait_at_relay(net::RelayDialer dialer, std::string session, net::TlsContext tls,
+                     std::function<void(const std::string&)> log) {
+    relay_.emplace(worker::RelayListenerOptions{
+        .dialer = std::move(dialer),
+        .session = std::move(session),
+        .tls = std::move(tls),
+        .accept = [this](std::unique_ptr<net::Stream> stream,
+                         std::string peer) { server_->adopt(std::move(stream), std::move(peer)); },
+        .log = std::move(log)});
+  }
+
  private:
   std::unique_ptr<worker::Server> server_;
   std::thread thread_;
+  std::optional<worker::RelayListener> relay_;
 };
 
 struct Assignment {
@@ -221,6 +236,7 @@ class Node {
     worker::ServerOptions server_options;
     server_options.software = options_.software;
     server_options.token = ticket_;
+    server_options.grants = grant_check();
     if (identity_) {
       KVASIR_ASSIGN(server_options.tls, net::TlsContext::server(*identity_));
     }
@@ -229,11 +245,21 @@ class Node {
                                          std::move(engine), numerics_, std::move(server_options)));
     options_.listen.port = server->port();  // keeps it when it changes over
     serving_.emplace(std::move(server));
+    const bool relayed = options_.reach != NodeReach::kDirectOnly;
+    if (relayed) {
+      KVASIR_ASSIGN(net::TlsContext tls, net::TlsContext::server(*identity_));
+      KVASIR_ASSIGN(net::RelayDialer dialer,
+                    net::RelayDialer::create(
+                        {.url = options_.hub.url, .token = options_.hub.token, .ca_file = options_.hub.ca_file}));
+      serving_->wait_at_relay(std::move(dialer), worker_id_, std::move(tls), options_.log);
+    }
     heartbeat_->update([&](NodeState& s) {
       s.model = model_;
       s.holdings = holdings_;
       s.slices = std::move(slices);
       s.port = options_.listen.port;
+      s.relayed = relayed;
+      s.direct = options_.reach != NodeReach::kRelayOnly;
       s.fingerprint = identity_ ? net::format_fingerprint(identity_->fingerprint) : "";
       s.ticket = ticket_;
       s.capacity_bytes = options_.memory_bytes;
@@ -243,6 +269,18 @@ class Node {
     options_.log(std::format("serving {} experts of {} on port {}", hub::count_experts(holdings_), model_,
                              options_.listen.port));
     return {};
+  }
+
+  // The hub's key for session grants; without it (an older hub) the ticket alone opens.
+  std::optional<worker::GrantCheck> grant_check() {
+    if (!identity_) return std::nullopt;
+    const auto reply = client_->get("/api/grant-key");
+    if (!reply || reply->status != 200) return std::nullopt;
+    const auto key = from_hex(reply->json().value("public_key", std::string()));
+    worker::GrantCheck check{.hub = {}, .worker_id = worker_id_};
+    if (!key || key->size() != check.hub.size()) return std::nullopt;
+    std::ranges::copy(*key, check.hub.begin());
+    return check;
   }
 
   void stop_serving() {

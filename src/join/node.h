@@ -14,6 +14,10 @@
 
 namespace kvasir::join {
 
+// How backbones reach a node: at its port and, where that fails, through the hub's relay; through
+// the relay alone; at its port alone.
+enum class NodeReach { kBoth, kRelayOnly, kDirectOnly };
+
 struct NodeOptions {
   hub::HubAddress hub;
   std::string model;  // empty: any
@@ -23,6 +27,7 @@ struct NodeOptions {
   int nice = 0;
   net::HostPort listen;
   bool tls = true;
+  NodeReach reach = NodeReach::kDirectOnly;  // with a relay, `tls` must be set
   std::string advertise;
   std::filesystem::path data_dir;   // identity and worker id
   std::filesystem::path cache_dir;  // slices

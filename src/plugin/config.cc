@@ -19,6 +19,9 @@ constexpr std::uint64_t kHotBytesMax = 16ull << 40;
 
 constexpr auto kVariables = std::to_array<Variable>({
     {"KVASIR_WORKERS", "host:port[#fingerprint],…", "workers to use"},
+    {"KVASIR_RELAY", "https://host", "the hub through which workers named relay:… are reached"},
+    {"KVASIR_RELAY_TOKEN", "text", "node token of that hub (default: KVASIR_TOKEN)"},
+    {"KVASIR_RELAY_CA", "file", "PEM certificate of a hub that signed its own"},
     {"KVASIR_TOKEN", "text", "node token shown to the workers"},
     {"KVASIR_CONFIG", "file", "JSON object with any of these names; the environment wins"},
     {"KVASIR_NUMERICS", "exact|invariant|fast", "numeric class"},
@@ -166,6 +169,24 @@ Result<Config> load_config(const std::function<std::optional<std::string>(std::s
   if (const auto it = values.find("KVASIR_TOKEN"); it != values.end()) config.dispatch.token = it->second;
   if (const auto it = values.find("KVASIR_WORKERS"); it != values.end()) {
     KVASIR_ASSIGN(config.dispatch.workers, dispatch::parse_workers(it->second));
+  }
+  for (const dispatch::WorkerAddress& worker : config.dispatch.workers) {
+    if (!worker.host.empty()) continue;  // it has an address of its own beside the relay
+    if (worker.fingerprint.empty())
+      return fix_input(std::format("the worker relay:{} is used only with its fingerprint; paste the whole link that it prints.", worker.relay));
+    if (!values.contains("KVASIR_RELAY"))
+      return fix_input(std::format("the worker relay:{} waits at a relay; set KVASIR_RELAY to the https:// address of that hub.", worker.relay));
+  }
+  if (const auto it = values.find("KVASIR_RELAY"); it != values.end()) {
+    const auto text = [&](std::string_view name) {
+      const auto found = values.find(name);
+      return found == values.end() ? std::string() : found->second;
+    };
+    net::RelayOptions& relay = config.dispatch.relay.emplace();
+    relay.url = it->second;
+    relay.token = values.contains("KVASIR_RELAY_TOKEN") ? text("KVASIR_RELAY_TOKEN") : config.dispatch.token;
+    relay.ca_file = text("KVASIR_RELAY_CA");
+    KVASIR_TRY(net::RelayDialer::create(relay));  // what is wrong is said now
   }
   KVASIR_TRY(check_replica(values, config));
   KVASIR_TRY(read_hot(values, config.dispatch));

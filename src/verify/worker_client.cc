@@ -172,7 +172,10 @@ Result<Greeted> greet(const dispatch::Peer& peer, const wire::Hello& hello, cons
 }  // namespace
 
 Result<std::unique_ptr<WorkerClient>> WorkerClient::connect(const dispatch::WorkerAddress& where, const WorkerClientOptions& options) {
-  dispatch::Peer peer{.where = where, .name = net::format_host_port({where.host, where.port}), .addresses = {}, .fingerprint = {}};
+  if (where.host.empty()) return fix_input("verify reaches workers directly; give HOST:PORT instead of a relay's name.");
+  dispatch::Peer peer;
+  peer.where = where;
+  peer.name = dispatch::worker_name(where);
   if (!where.fingerprint.empty()) {
     KVASIR_ASSIGN(peer.fingerprint, net::parse_fingerprint(where.fingerprint));
   }

@@ -118,7 +118,13 @@ Result<bool> Connection::greet() {
     return refuse(ErrorCode::kMalformed, "The first frame must be HELLO.");
   const Result<wire::Hello> hello = wire::decode_hello(reader_.frame().payload);
   if (!hello) return refuse(ErrorCode::kMalformed, hello.error().message);
-  if (auto refusal = refuse_hello(*hello, core_.numerics_id, core_.options.token, core_.store.files().plain()))
+  std::string_view token = core_.options.token;
+  if (core_.options.grants && net::is_grant(hello->token)) {
+    if (const auto granted = check_grant(hello->token); !granted)
+      return refuse(ErrorCode::kUnauthorized, granted.error().message);
+    token = {};
+  }
+  if (auto refusal = refuse_hello(*hello, core_.numerics_id, token, core_.store.files().plain()))
     return refuse(refusal->code, std::move(refusal->message));
   if (core_.draining) return refuse(ErrorCode::kDraining, "This worker is shutting down: use a replica.");
 
@@ -137,6 +143,17 @@ Result<bool> Connection::greet() {
   KVASIR_TRY(send(frames));
   spdlog::debug("{}: connected ({})", peer_, hello->software);
   return true;
+}
+
+Result<void> Connection::check_grant(std::string_view token) const {
+  const std::optional<net::TlsState> tls = net::tls_state(*stream_);
+  if (!tls) return fix_input("A session grant is taken over TLS only.");
+  const GrantCheck& check = *core_.options.grants;
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const auto now_s = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(now).count());
+  KVASIR_ASSIGN(const net::Grant grant, net::check_grant(token, check.hub, check.worker_id, tls->binding, now_s));
+  spdlog::debug("{}: granted to backbone {} for model {}", peer_, grant.backbone, grant.model);
+  return {};
 }
 
 Status Connection::serve_frames() {

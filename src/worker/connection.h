@@ -43,6 +43,7 @@ class Connection {
 
   Status serve();
   Result<bool> greet();  // false: turned away, or not of our framing
+  Result<void> check_grant(std::string_view token) const;
   Status serve_frames();
   Result<bool> read_frames();  // true: more may be there already
   Status wait_for_more();

@@ -41,6 +41,7 @@ bool Server::run() {
     const int ready = ::poll(fds.data(), fds.size(), kTickMs);
     if (stop_) break;
     wake_.clear();
+    start_adopted();
     if (ready > 0 && fds[0].revents != 0) accept_waiting();
     reap();
     const TimePoint now = monotonic_now();
@@ -67,7 +68,35 @@ void Server::accept_waiting() {
   }
 }
 
+void Server::adopt(std::unique_ptr<net::Stream> stream, std::string peer) {
+  {
+    const std::lock_guard lock(adopted_mutex_);
+    if (adopted_.size() >= kConnectionsMax) return;  // closes
+    adopted_.emplace_back(std::move(stream), std::move(peer));
+  }
+  wake_.raise();
+}
+
+void Server::start_adopted() {
+  std::vector<std::pair<std::unique_ptr<net::Stream>, std::string>> adopted;
+  {
+    const std::lock_guard lock(adopted_mutex_);
+    adopted.swap(adopted_);
+  }
+  for (auto& [stream, peer] : adopted) {
+    reap();
+    start(std::move(stream), std::move(peer));
+  }
+}
+
 void Server::start(net::Accepted accepted) {
+  if (!core_.options.tls) return start(net::make_plain_stream(std::move(accepted.fd)), std::move(accepted.peer));
+  Result<std::unique_ptr<net::Stream>> made = net::make_tls_server_stream(std::move(accepted.fd), *core_.options.tls);
+  if (made) start(*std::move(made), std::move(accepted.peer));
+  else spdlog::error("{}: {}", accepted.peer, made.error().message);
+}
+
+void Server::start(std::unique_ptr<net::Stream> stream, std::string peer) {
   const auto turned_away = static_cast<std::size_t>(std::ranges::count(served_, true, &Served::turned_away));
   const bool full = served_.size() - turned_away >= kConnectionsMax;
   if (full && turned_away >= kRefusalsMax) {
@@ -75,19 +104,8 @@ void Server::start(net::Accepted accepted) {
     return;  // closes
   }
   try {
-    std::unique_ptr<net::Stream> stream;
-    if (core_.options.tls) {
-      Result<std::unique_ptr<net::Stream>> made = net::make_tls_server_stream(std::move(accepted.fd), *core_.options.tls);
-      if (!made) {
-        spdlog::error("{}: {}", accepted.peer, made.error().message);
-        return;
-      }
-      stream = *std::move(made);
-    } else {
-      stream = net::make_plain_stream(std::move(accepted.fd));
-    }
-    Served& served = served_.emplace_back(
-        std::make_unique<Connection>(core_, std::move(stream), std::move(accepted.peer)), full, std::thread());
+    Served& served =
+        served_.emplace_back(std::make_unique<Connection>(core_, std::move(stream), std::move(peer)), full, std::thread());
     try {
       served.thread = std::thread([connection = served.connection.get(), full, wake = &wake_] {
         if (full) connection->turn_away(wire::ErrorCode::kBusy, "This worker has as many connections as it takes.");

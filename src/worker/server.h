@@ -3,7 +3,11 @@
 
 #include <list>
 #include <memory>
+#include <mutex>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "net/connect.h"
 #include "worker/connection.h"
@@ -25,6 +29,8 @@ class Server {
 
   // Serves until request_stop(), then drains: true if every connection ended in time.
   bool run();
+  // Serves a peer that came another way than through the port; from any thread.
+  void adopt(std::unique_ptr<net::Stream> stream, std::string peer);
   // Async-signal-safe; from any thread.
   void request_stop() noexcept {
     stop_ = true;
@@ -44,7 +50,9 @@ class Server {
         core_(std::move(store), buffer_type, std::move(engine), std::move(numerics_id), std::move(options)) {}
 
   void accept_waiting();
+  void start_adopted();
   void start(net::Accepted accepted);
+  void start(std::unique_ptr<net::Stream> stream, std::string peer);
   void reap();
   void write_stats() const;
   bool drain();
@@ -54,6 +62,8 @@ class Server {
   Wake wake_;
   std::atomic<bool> stop_ = false;
   std::list<Served> served_;
+  std::mutex adopted_mutex_;
+  std::vector<std::pair<std::unique_ptr<net::Stream>, std::string>> adopted_;
 };
 
 }  // namespace kvasir::worker

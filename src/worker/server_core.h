@@ -6,6 +6,7 @@
 #include <string>
 
 #include "ffn/engine.h"
+#include "net/grant.h"
 #include "net/tls.h"
 #include "worker/compute_gate.h"
 #include "worker/exec_request.h"
@@ -18,12 +19,19 @@
 
 namespace kvasir::worker {
 
+// Session grants are taken beside the token, over TLS.
+struct GrantCheck {
+  net::PublicKey hub{};   // who signs them
+  std::string worker_id;  // whom they must name
+};
+
 struct ServerOptions {
   std::uint32_t queue = kQueueDefault;
   std::uint32_t spin_us = kSpinUsDefault;
   std::uint64_t request_bytes_max = kRequestBytesMax;
   std::uint64_t memory_bytes = 0;  // for experts; 0: no uploads are taken
   std::string token;  // empty: none is asked for
+  std::optional<GrantCheck> grants;
   bool raw_framing = false;
   std::optional<std::uint32_t> raw_layer;
   std::optional<net::TlsContext> tls;

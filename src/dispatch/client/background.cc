@@ -14,6 +14,9 @@ constexpr Nanos kIdleMax = std::chrono::milliseconds(500);
 
 Result<std::unique_ptr<Background>> Background::start(Shared& shared) {
   std::unique_ptr<Background> out(new Background(shared));
+  if (shared.options.relay) {
+    KVASIR_ASSIGN(out->relay_, net::RelayDialer::create(*shared.options.relay));
+  }
   if (!shared.options.workers_follow) {
     // A list that a person wrote: what is wrong in it is an error, not a line in the log.
     for (const WorkerAddress& worker : shared.options.workers) {
@@ -76,10 +79,11 @@ TimePoint Background::gather(std::vector<pollfd>& fds, TimePoint now) {
     const Control& control = controls_[w];
     if (control.use != Use::kWorker) continue;
     if (control.attempt) {
-      fds.push_back({.fd = control.attempt->fd(), .events = control.attempt->wants(), .revents = 0});
+      control.attempt->gather(fds, wake);
     } else if (control.link) {
       const net::Stream& stream = *control.link->stream;
       fds.push_back({.fd = stream.fd(), .events = stream.wants(), .revents = 0});
+      if (control.direct) control.direct->gather(fds, wake);
       wake = std::min(wake, control.ping_at);
     } else {
       const std::lock_guard lock(shared_.mutex);
@@ -89,7 +93,7 @@ TimePoint Background::gather(std::vector<pollfd>& fds, TimePoint now) {
   for (const Driver& driver : drivers_) {
     for (WorkerIndex w = 0; w < controls_.size(); ++w) {
       const DataLink& data = driver.links[w];
-      if (data.attempt) fds.push_back({.fd = data.attempt->fd(), .events = data.attempt->wants(), .revents = 0});
+      if (data.attempt) data.attempt->gather(fds, wake);
       else if (!data.handed_over && controls_[w].link) wake = std::min(wake, data.next_attempt);
     }
   }
@@ -131,7 +135,8 @@ void Background::step_data(Driver& driver, WorkerIndex w, TimePoint now) {
   }
   if (!data.attempt) {
     if (data.handed_over || now < data.next_attempt) return;
-    data.attempt = std::make_unique<Handshake>(controls_[w].peer, controls_[w].hello, tls(), now);
+    // The way that the control connection has found.
+    data.attempt = std::make_unique<Dial>(controls_[w].peer, controls_[w].hello, tls(), now, controls_[w].way);
   }
   const Handshake::State state = data.attempt->step(now);
   if (state == Handshake::State::kPending) return;

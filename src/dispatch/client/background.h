@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "dispatch/client/handshake.h"
+#include "dispatch/client/dial.h"
 #include "dispatch/client/shared.h"
 
 namespace kvasir::dispatch {
@@ -21,6 +21,8 @@ inline constexpr Nanos kPongMax = std::chrono::milliseconds(2500);
 inline constexpr Nanos kResolveAgain = std::chrono::seconds(30);
 // A data link that lasts shorter than this counts as a failed attempt.
 inline constexpr Nanos kLinkLifeMin = std::chrono::seconds(10);
+// A worker reached through the relay is tried directly this often: its network may have changed.
+inline constexpr Nanos kDirectAgain = std::chrono::seconds(10);
 // A worker that shares no layer with the model is mentioned this long after the first round.
 inline constexpr Nanos kHoldsNothingAfter = std::chrono::seconds(5);
 
@@ -38,8 +40,11 @@ class Background {
     Peer peer;
     wire::Hello hello;
     TimePoint resolve_at{};
-    std::unique_ptr<Handshake> attempt;
+    std::unique_ptr<Dial> attempt;
     std::unique_ptr<Link> link;
+    Way way = Way::kDirect;        // of the link
+    TimePoint direct_at{};         // of a relayed link: the next attempt at a direct one
+    std::unique_ptr<Dial> direct;  // that attempt
     TimePoint ping_at{};
     std::optional<TimePoint> ping_sent;  // of the oldest unanswered one
     bool was_up = false;
@@ -47,11 +52,12 @@ class Background {
     bool unreachable_said = false;
     bool nothing_held_said = false;
     bool in_the_clear_said = false;
+    bool relayed_said = false;
     std::vector<LayerKey> held;  // of the last HOLDINGS
   };
   // A driver's link to one worker, as far as this thread is concerned.
   struct DataLink {
-    std::unique_ptr<Handshake> attempt;
+    std::unique_ptr<Dial> attempt;
     bool handed_over = false;
     bool leaving = false;  // the worker was removed, and the driver may still have the link
     TimePoint handed_at{};
@@ -75,6 +81,8 @@ class Background {
   void step_control(WorkerIndex w, TimePoint now);
   void begin_attempt(WorkerIndex w, TimePoint now);
   void finish_attempt(WorkerIndex w, Handshake::State state, TimePoint now);
+  Status resolve(Control& control, TimePoint now);
+  void try_direct(WorkerIndex w, TimePoint now);
   void read_control(WorkerIndex w, TimePoint now);
   bool on_control_frame(WorkerIndex w, const net::Frame& frame, TimePoint now);
   void take_holdings(WorkerIndex w, wire::Holdings holdings);
@@ -88,6 +96,9 @@ class Background {
 
   Shared& shared_;
   std::optional<net::TlsContext> tls_;
+  std::optional<net::RelayDialer> relay_;
+  std::vector<net::Address> relay_addresses_;
+  TimePoint relay_resolve_at_{};
   std::vector<Control> controls_;
   std::vector<Driver> drivers_;
   std::optional<TimePoint> layers_seen_;

@@ -122,6 +122,16 @@ TEST(ParseWorkers, ReadsLinksAndSaysWhatIsWrong) {
   EXPECT_FALSE(parse_workers("host"));
   EXPECT_FALSE(parse_workers("host:0"));
   EXPECT_FALSE(parse_workers("host:9#abc"));
+  const auto relayed = parse_workers("relay:laptop-1a2b#" + print + ",10.0.0.1:7070+relay:desk#" + print);
+  ASSERT_TRUE(relayed);
+  EXPECT_EQ((*relayed)[0].host, "");
+  EXPECT_EQ((*relayed)[0].relay, "laptop-1a2b");
+  EXPECT_EQ((*relayed)[0].fingerprint, print);
+  EXPECT_EQ((*relayed)[1].host, "10.0.0.1");
+  EXPECT_EQ((*relayed)[1].port, 7070);
+  EXPECT_EQ((*relayed)[1].relay, "desk");
+  for (const char* wrong : {"relay:", "host:9+", "host:9+desk", "host:9+relay:", "+relay:desk"})
+    EXPECT_FALSE(parse_workers(wrong)) << wrong;
   EXPECT_TRUE(parse_workers("")->empty());
 }
 

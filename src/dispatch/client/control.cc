@@ -11,6 +11,7 @@ void Background::step_control(WorkerIndex w, TimePoint now) {
   if (control.link) {
     read_control(w, now);
     if (control.link) ping(w, now);
+    if (control.link && control.way == Way::kRelay && has_way(control.peer, Way::kDirect)) try_direct(w, now);
     return;
   }
   if (!control.attempt) {
@@ -29,26 +30,72 @@ void Background::step_control(WorkerIndex w, TimePoint now) {
 
 void Background::begin_attempt(WorkerIndex w, TimePoint now) {
   Control& control = controls_[w];
-  if (control.peer.addresses.empty() || now >= control.resolve_at) {
-    Result<std::vector<net::Address>> addresses = net::resolve({control.peer.where.host, control.peer.where.port});
-    if (addresses) {
-      control.peer.addresses = *std::move(addresses);
-      control.resolve_at = now + kResolveAgain;
-    } else if (control.peer.addresses.empty()) {
-      lose_control(w, addresses.error().message, now);
-      return;
-    }
-  }
+  if (const Status resolved = resolve(control, now); !resolved) return lose_control(w, resolved.error().message, now);
   {
     const std::lock_guard lock(shared_.mutex);
     shared_.fleet.on_connecting(w);
   }
-  control.attempt = std::make_unique<Handshake>(control.peer, control.hello, tls(), now);
+  control.attempt = std::make_unique<Dial>(control.peer, control.hello, tls(), now);
+}
+
+// A name that cannot be found now keeps its last addresses. An error: there is nowhere to connect to.
+Status Background::resolve(Control& control, TimePoint now) {
+  Status status;
+  if (has_way(control.peer, Way::kDirect) && (control.peer.addresses.empty() || now >= control.resolve_at)) {
+    Result<std::vector<net::Address>> found = net::resolve({control.peer.where.host, control.peer.where.port});
+    if (found) {
+      control.peer.addresses = *std::move(found);
+      control.resolve_at = now + kResolveAgain;
+    } else {
+      status = std::unexpected(found.error());
+    }
+  }
+  if (!has_way(control.peer, Way::kRelay)) return control.peer.addresses.empty() ? status : Status{};
+  if (relay_addresses_.empty() || now >= relay_resolve_at_) {
+    Result<std::vector<net::Address>> found = net::resolve(relay_->dial_address());
+    if (found) {
+      relay_addresses_ = *std::move(found);
+      relay_resolve_at_ = now + kResolveAgain;
+    } else {
+      status = std::unexpected(found.error());
+    }
+  }
+  control.peer.relay_addresses = relay_addresses_;
+  return control.peer.addresses.empty() && relay_addresses_.empty() ? status : Status{};
+}
+
+// From the relay to a direct connection, as soon as there can be one.
+void Background::try_direct(WorkerIndex w, TimePoint now) {
+  Control& control = controls_[w];
+  if (!control.direct) {
+    if (now < control.direct_at) return;
+    control.direct_at = now + kDirectAgain;
+    if (!resolve(control, now)) return;
+    control.direct = std::make_unique<Dial>(control.peer, control.hello, tls(), now, Way::kDirect);
+  }
+  const Handshake::State state = control.direct->step(now);
+  if (state == Handshake::State::kPending) return;
+  const std::unique_ptr<Dial> attempt = std::move(control.direct);
+  if (state != Handshake::State::kDone) return;
+  control.link = attempt->take_link();
+  control.way = Way::kDirect;
+  control.ping_sent.reset();
+  control.ping_at = now + kPingInterval;
+  take_holdings(w, attempt->take_holdings());
+  shared_.log("worker " + control.peer.name + " is reached directly now.");
+  // Drivers go on with the links they have until their new ones stand.
+  for (Driver& driver : drivers_) {
+    DataLink& data = driver.links[w];
+    data.attempt.reset();
+    data.handed_over = false;
+    data.failures = 0;
+    data.next_attempt = now;
+  }
 }
 
 void Background::finish_attempt(WorkerIndex w, Handshake::State state, TimePoint now) {
   Control& control = controls_[w];
-  const std::unique_ptr<Handshake> attempt = std::move(control.attempt);
+  const std::unique_ptr<Dial> attempt = std::move(control.attempt);
   if (state == Handshake::State::kFailed) return lose_control(w, attempt->error(), now);
   if (state == Handshake::State::kRefused) {
     {
@@ -62,6 +109,9 @@ void Background::finish_attempt(WorkerIndex w, Handshake::State state, TimePoint
     return;
   }
   control.link = attempt->take_link();
+  control.way = attempt->way();
+  control.direct.reset();
+  control.direct_at = now + kDirectAgain;
   control.ping_at = now + kPingInterval;
   control.ping_sent.reset();
   control.last_refusal.clear();
@@ -71,6 +121,11 @@ void Background::finish_attempt(WorkerIndex w, Handshake::State state, TimePoint
     shared_.fleet.on_connected(w, attempt->round_trip());
   }
   take_holdings(w, attempt->take_holdings());
+  if (control.way == Way::kRelay && !control.relayed_said) {
+    control.relayed_said = true;
+    if (has_way(control.peer, Way::kDirect))
+      shared_.log("worker " + control.peer.name + " is used through the relay; its own address cannot be reached (yet).");
+  }
   if (!control.peer.fingerprint && !is_loopback(control.peer.where.host) && !control.in_the_clear_said) {
     control.in_the_clear_said = true;
     shared_.log("worker " + control.peer.name +
@@ -95,6 +150,7 @@ void Background::lose_control(WorkerIndex w, const std::string& why, TimePoint n
   Control& control = controls_[w];
   const bool was_up = control.link != nullptr;
   control.attempt.reset();
+  control.direct.reset();
   control.link.reset();
   std::vector<std::shared_ptr<Port>> ports;
   {

@@ -16,9 +16,9 @@ namespace {
 // A worker named twice is still one: as its own replica it would be hedged against itself.
 std::vector<WorkerAddress> distinct(std::vector<WorkerAddress> workers) {
   std::vector<WorkerAddress> out;
-  std::set<std::pair<std::string, std::uint16_t>> known;
+  std::set<std::string> known;
   for (WorkerAddress& worker : workers)
-    if (known.emplace(worker.host, worker.port).second) out.push_back(std::move(worker));
+    if (known.insert(worker_name(worker)).second) out.push_back(std::move(worker));
   return out;
 }
 

@@ -67,11 +67,13 @@ Status Driver::run_round(const Round& round, const LocalCompute& local) {
     status = run_local_only(round, local);
   } else {
     if (port_->has_mail()) collect_mail();
+    take_moved();
     let_go();
     if (!waited_) wait_for_first_links();
     round_ = &round;
     status = drive(round, local);
     round_ = nullptr;
+    take_moved();
     let_go();
   }
   finish_stats(round, monotonic_now() - start);

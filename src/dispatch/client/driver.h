@@ -33,6 +33,7 @@ class Driver final : public RoundDriver {
   Status compute_here(const Round& round, const LocalCompute& local);
 
   void collect_mail();
+  void take_moved();
   void let_go();  // of workers that were removed, between rounds
   void wait_for_first_links();
   void carry_out(const Round& round);
@@ -66,6 +67,7 @@ class Driver final : public RoundDriver {
   RoundEngine engine_;
   std::vector<DataLink> links_;               // by worker; grows as the table does
   std::vector<std::uint64_t> worker_bytes_;   // the same; since the fleet was told
+  std::vector<Mail> moved_;                   // links that replace others between rounds
   std::vector<WorkerIndex> removed_;          // no longer in the table, and not let go yet
   const Round* round_ = nullptr;  // the one under way
   std::vector<pollfd> fds_;

@@ -13,6 +13,10 @@ void Driver::collect_mail() {
       removed_.push_back(mail.worker);
     } else if (mail.link) {
       if (links_.size() <= mail.worker) links_.resize(mail.worker + 1);
+      if (links_[mail.worker].link) {  // a better way to the same worker; this round keeps its link
+        moved_.push_back(std::move(mail));
+        continue;
+      }
       links_[mail.worker] = {.link = std::move(mail.link), .gathered = nullptr};
       engine_.link_up(mail.worker);
       wire_choice_.forget(mail.worker);
@@ -20,6 +24,16 @@ void Driver::collect_mail() {
     } else if (mail.worker < links_.size() && links_[mail.worker].link) {
       drop_link(mail.worker, Nanos(0));
     }
+  }
+}
+
+void Driver::take_moved() {
+  for (Mail& mail : std::exchange(moved_, {})) {
+    if (std::ranges::find(removed_, mail.worker) != removed_.end()) continue;
+    engine_.link_down(mail.worker);  // what it still owes is not waited for
+    links_[mail.worker] = {.link = std::move(mail.link), .gathered = nullptr};
+    engine_.link_up(mail.worker);
+    read_link(mail.worker);
   }
 }
 

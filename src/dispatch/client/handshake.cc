@@ -13,9 +13,7 @@ bool protocol_was_broken(Link& link) {
   return after && after->state != net::IoState::kEnd;
 }
 
-bool is_loopback(const std::string& host) {
-  return host.starts_with("127.") || host == "::1" || host == "localhost";
-}
+bool is_loopback(const std::string& host) { return net::is_loopback_host(host); }
 
 namespace {
 
@@ -31,20 +29,24 @@ std::string numerics_difference(const wire::NumericsId& ours, const wire::Numeri
 
 // A node token leaves this process only encrypted or on this machine.
 wire::Hello hello_for(const Peer& peer, wire::Hello hello) {
-  if (!peer.fingerprint && !is_loopback(peer.where.host)) hello.token.clear();
+  if (!peer.fingerprint && !peer.where.host.empty() && !is_loopback(peer.where.host)) hello.token.clear();
   return hello;
 }
 
 }  // namespace
 
-Handshake::Handshake(const Peer& peer, const wire::Hello& hello, const net::TlsContext* tls, TimePoint now)
-    : peer_(peer), hello_(hello_for(peer, hello)), tls_(tls), deadline_(now + kHandshakeMax) {}
+std::string worker_name(const WorkerAddress& worker) {
+  return worker.host.empty() ? "relay:" + worker.relay : net::format_host_port({worker.host, worker.port});
+}
+
+Handshake::Handshake(const Peer& peer, const wire::Hello& hello, const net::TlsContext* tls, TimePoint now, Way way)
+    : peer_(peer), hello_(hello_for(peer, hello)), tls_(tls), way_(way), deadline_(now + kHandshakeMax) {}
 
 int Handshake::fd() const { return link_ ? link_->stream->fd() : socket_.get(); }
 
 short Handshake::wants() const {
   if (!link_) return POLLOUT;
-  return static_cast<short>(link_->stream->wants() | (link_->writer.idle(*link_->stream) ? 0 : POLLOUT));
+  return link_->stream->wants();  // of what a blocked HELLO waits for, too: TLS, or a relay's answer
 }
 
 Handshake::State Handshake::fail(State state, std::string error) {
@@ -59,7 +61,7 @@ Handshake::State Handshake::step(TimePoint now) {
   if (phase_ == Phase::kConnecting) {
     pollfd entry{.fd = socket_.get(), .events = POLLOUT, .revents = 0};
     if (::poll(&entry, 1, 0) <= 0) return now >= address_until_ ? start_next(now) : State::kPending;
-    if (Status stands = net::finish_connect(socket_.get(), peer_.addresses[next_address_ - 1]); !stands) {
+    if (Status stands = net::finish_connect(socket_.get(), addresses()[next_address_ - 1]); !stands) {
       error_ = std::move(stands).error().message;
       return start_next(now);
     }
@@ -68,15 +70,16 @@ Handshake::State Handshake::step(TimePoint now) {
   if (now >= deadline_)
     return fail(State::kFailed, "it accepted the connection but did not greet within " +
                                     std::to_string(std::chrono::duration_cast<std::chrono::seconds>(kHandshakeMax).count()) + " s.");
+  if (phase_ == Phase::kTls) return send_hello(now);
   if (Result<bool> flushed = link_->writer.flush(*link_->stream); !flushed)
     return fail(State::kFailed, std::move(flushed).error().message);
   return read_frames(now);
 }
 
 Handshake::State Handshake::start_next(TimePoint now) {
-  while (next_address_ < peer_.addresses.size() && now < deadline_) {
-    const auto left = static_cast<std::int64_t>(peer_.addresses.size() - next_address_);
-    Result<net::Fd> started = net::start_connect(peer_.addresses[next_address_++]);
+  while (next_address_ < addresses().size() && now < deadline_) {
+    const auto left = static_cast<std::int64_t>(addresses().size() - next_address_);
+    Result<net::Fd> started = net::start_connect(addresses()[next_address_++]);
     if (!started) {
       error_ = std::move(started).error().message;
       continue;
@@ -91,12 +94,21 @@ Handshake::State Handshake::start_next(TimePoint now) {
 
 Handshake::State Handshake::open_stream(TimePoint now) {
   link_ = std::make_unique<Link>();
-  if (peer_.fingerprint) {
-    Result<std::unique_ptr<net::Stream>> stream = net::make_tls_client_stream(std::move(socket_), *tls_, *peer_.fingerprint);
-    if (!stream) return fail(State::kFailed, std::move(stream).error().message);
-    link_->stream = *std::move(stream);
-  } else {
-    link_->stream = net::make_plain_stream(std::move(socket_));
+  Result<std::unique_ptr<net::Stream>> stream = make_stream();
+  if (!stream) return fail(State::kFailed, std::move(stream).error().message);
+  link_->stream = *std::move(stream);
+  // A worker without an id gets no grant, and TLS is what a grant is bound to.
+  if (peer_.grants != nullptr && peer_.fingerprint && !peer_.where.id.empty()) grant_ = peer_.grants->find(peer_.where.id);
+  phase_ = Phase::kTls;
+  return send_hello(now);
+}
+
+Handshake::State Handshake::send_hello(TimePoint now) {
+  if (!grant_.empty()) {
+    if (const auto moved = link_->stream->write_some({}); !moved) return fail(State::kFailed, moved.error().message);
+    const std::optional<net::TlsState> tls = net::tls_state(*link_->stream);
+    if (!tls) return State::kPending;
+    hello_.token = net::prove_grant(grant_, peer_.grants->key, tls->binding);
   }
   hello_sent_ = now;
   const Bytes frame = wire::encode_frame(wire::FrameType::kHello, 0, hello_, link_->checksum());
@@ -104,6 +116,20 @@ Handshake::State Handshake::open_stream(TimePoint now) {
     return fail(State::kFailed, std::move(sent).error().message);
   phase_ = Phase::kHello;
   return State::kPending;
+}
+
+Result<std::unique_ptr<net::Stream>> Handshake::make_stream() {
+  std::unique_ptr<net::Stream> lower;
+  if (way_ == Way::kRelay) {
+    // Whoever keeps the relay must not be able to read or forge what passes it.
+    if (!peer_.fingerprint)
+      return fix_input("a worker is used through a relay only with its fingerprint; paste the whole link that it prints.");
+    KVASIR_ASSIGN(lower, peer_.relay->open(std::move(socket_), peer_.where.relay));
+  } else {
+    lower = net::make_plain_stream(std::move(socket_));
+  }
+  if (!peer_.fingerprint) return lower;
+  return net::make_tls_client_stream(std::move(lower), *tls_, *peer_.fingerprint);
 }
 
 Handshake::State Handshake::read_frames(TimePoint now) {

@@ -1,5 +1,5 @@
-// Makes one connection without blocking: TCP, TLS where a fingerprint is pinned, HELLO both
-// ways, and the worker's first HOLDINGS.
+// Makes one connection without blocking: TCP or a relay's WebSocket, TLS where a fingerprint is
+// pinned, HELLO both ways, and the worker's first HOLDINGS.
 #pragma once
 
 #include <memory>
@@ -20,10 +20,20 @@ inline constexpr Nanos kHandshakeMax = std::chrono::seconds(5);
 // A configured worker, as the background thread knows it.
 struct Peer {
   WorkerAddress where;
-  std::string name;  // "host:port", for people
+  std::string name;  // see worker_name()
   std::vector<net::Address> addresses;  // resolved; empty: to be resolved
   std::optional<net::Fingerprint> fingerprint;
+  std::optional<net::RelayDialer> relay;      // where it waits under where.relay
+  std::vector<net::Address> relay_addresses;  // resolved
+  const GrantSource* grants = nullptr;        // outlives the peer
 };
+
+enum class Way { kDirect, kRelay };
+inline bool has_way(const Peer& peer, Way way) {
+  return way == Way::kDirect ? !peer.where.host.empty() : peer.relay && !peer.where.relay.empty();
+}
+// "host:port", or "relay:SESSION" where it has no address of its own.
+std::string worker_name(const WorkerAddress& worker);
 
 // On this machine, where bytes in the clear meet nobody else.
 bool is_loopback(const std::string& host);
@@ -38,7 +48,8 @@ class Handshake {
   };
 
   // `tls` is needed where the peer has a fingerprint. Tries the peer's addresses in turn.
-  Handshake(const Peer& peer, const wire::Hello& hello, const net::TlsContext* tls, TimePoint now);
+  Handshake(const Peer& peer, const wire::Hello& hello, const net::TlsContext* tls, TimePoint now,
+            Way way = Way::kDirect);
 
   State step(TimePoint now);
   int fd() const;
@@ -51,16 +62,24 @@ class Handshake {
   const std::string& error() const { return error_; }
 
  private:
-  enum class Phase { kStart, kConnecting, kHello, kHoldings };
+  enum class Phase { kStart, kConnecting, kTls, kHello, kHoldings };
   State fail(State state, std::string error);
   State start_next(TimePoint now);
   State open_stream(TimePoint now);
+  Result<std::unique_ptr<net::Stream>> make_stream();
+  const std::vector<net::Address>& addresses() const {
+    return way_ == Way::kDirect ? peer_.addresses : peer_.relay_addresses;
+  }
+  // HELLO, or with a grant what comes before it: the grant's proof is over the TLS session.
+  State send_hello(TimePoint now);
   State read_frames(TimePoint now);
   State on_hello(ByteSpan payload, TimePoint now);
 
   const Peer peer_;  // a copy: its addresses may be resolved anew meanwhile
-  const wire::Hello hello_;
+  wire::Hello hello_;
+  std::string grant_;  // its proof is made when TLS stands
   const net::TlsContext* tls_;
+  const Way way_;
   TimePoint deadline_;
   Phase phase_ = Phase::kStart;
   std::size_t next_address_ = 0;

@@ -12,6 +12,10 @@
 namespace kvasir::dispatch {
 
 struct Link {
+  // The worker hears that this end has closed in order, and no cut it should wonder about.
+  ~Link() {
+    if (stream) stream->shutdown();
+  }
   std::unique_ptr<net::Stream> stream;
   net::FrameReader reader;
   net::FrameWriter writer;

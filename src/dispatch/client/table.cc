@@ -16,7 +16,13 @@ constexpr std::size_t kDepartedMax = 4 * kWorkersMax;
 // Everything that may fail about a worker before it is connected to.
 Status Background::prepare_peer(const WorkerAddress& where, Peer& peer) {
   peer.where = where;
-  peer.name = net::format_host_port({where.host, where.port});
+  peer.name = worker_name(where);
+  peer.relay = relay_;
+  peer.grants = shared_.options.grants ? &*shared_.options.grants : nullptr;
+  if (where.host.empty() && !relay_)
+    return fix_input("it waits at a relay, and none is named; set KVASIR_RELAY to its https:// address.");
+  if (where.host.empty() && where.fingerprint.empty())
+    return fix_input("a worker is used through a relay only with its fingerprint; paste the whole link that it prints.");
   if (where.fingerprint.empty()) return {};
   KVASIR_ASSIGN(peer.fingerprint, net::parse_fingerprint(where.fingerprint));
   if (!tls_) {

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <format>
 #include <thread>
+#include <utility>
+
+#include "dispatch/client/dial.h"
 
 namespace kvasir::dispatch {
 namespace {
@@ -196,20 +199,35 @@ Result<std::unique_ptr<Link>> Uploader::connect(WorkerIndex worker) {
     peer.where = shared_.slots[worker].where;
     peer.name = shared_.slots[worker].name;
   }
-  KVASIR_ASSIGN(peer.addresses, net::resolve({peer.where.host, peer.where.port}));
+  peer.grants = shared_.options.grants ? &*shared_.options.grants : nullptr;
+  if (shared_.options.relay && !peer.where.relay.empty()) {
+    KVASIR_ASSIGN(peer.relay, net::RelayDialer::create(*shared_.options.relay));
+    KVASIR_ASSIGN(peer.relay_addresses, net::resolve(peer.relay->dial_address()));
+  }
+  if (has_way(peer, Way::kDirect)) {
+    KVASIR_ASSIGN(peer.addresses, net::resolve({peer.where.host, peer.where.port}));
+  }
   if (!peer.where.fingerprint.empty()) {
     KVASIR_ASSIGN(peer.fingerprint, net::parse_fingerprint(peer.where.fingerprint));
     if (!tls_) {
       KVASIR_ASSIGN(tls_, net::TlsContext::client());
     }
   }
-  Handshake handshake(peer, shared_.hello(peer.where), tls_ ? &*tls_ : nullptr, monotonic_now());
+  Dial dial(peer, shared_.hello(peer.where), tls_ ? &*tls_ : nullptr, monotonic_now());
+  std::vector<pollfd> fds;
   while (true) {
-    switch (handshake.step(monotonic_now())) {
-      case Handshake::State::kPending: wait_for(handshake.fd(), handshake.wants(), monotonic_now() + kHandshakeMax / 50); break;
-      case Handshake::State::kDone: return handshake.take_link();
+    switch (dial.step(monotonic_now())) {
+      case Handshake::State::kPending: {
+        fds.clear();
+        TimePoint wake = monotonic_now() + kHandshakeMax / 50;
+        dial.gather(fds, wake);
+        const auto wait = std::chrono::ceil<std::chrono::milliseconds>(wake - monotonic_now()).count();
+        ::poll(fds.data(), fds.size(), static_cast<int>(std::max<std::int64_t>(wait, 0)));
+        break;
+      }
+      case Handshake::State::kDone: return dial.take_link();
       case Handshake::State::kFailed:
-      case Handshake::State::kRefused: return retry_elsewhere(handshake.error());
+      case Handshake::State::kRefused: return retry_elsewhere(dial.error());
     }
   }
 }

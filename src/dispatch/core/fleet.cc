@@ -150,7 +150,7 @@ Nanos Fleet::on_link_stalled(WorkerIndex w) {
   Worker& worker = workers_[w];
   const double doubled = static_cast<double>(1u << std::min(worker.stalls, kBackoffDoublingsMax));
   ++worker.stalls;
-  return jittered(scaled(tuning_.backoff_first, 8 * doubled, 6 * tuning_.backoff_max));
+  return jittered(scaled(tuning_.backoff_first, 8 * doubled, 15 * tuning_.backoff_max));
 }
 
 // --- drivers -----------------------------------------------------------------------------

@@ -39,7 +39,7 @@ struct Tuning {
   // A link that owes an answer this long after its second deadline is replaced.
   Nanos stall_reconnect = std::chrono::seconds(2);
   Nanos backoff_first = std::chrono::milliseconds(50);
-  Nanos backoff_max = std::chrono::seconds(10);
+  Nanos backoff_max = std::chrono::seconds(4);  // a relay or network that returns is noticed in as long
   Nanos refused_backoff = std::chrono::seconds(30);
 
   // --- quarantine ---
