@@ -177,7 +177,11 @@ void diagnose(const json& before, const json& after, double seconds, Findings& f
                                                           rounds / seconds, ms(grown("round_ns_sum") / rounds), std::min(1.0, busy) * 100)});
   if (remote + local > 0) {
     const double share = local / (remote + local);
-    if (share > kLocalShareLow)
+    if (share > kLocalShareLow && number(after, "hot_bytes") > 0)
+      findings.push_back({Grade::kGood, "coverage",
+                          std::format("{:.0f} % of the experts' work was done here, where KVASIR_HOT keeps the experts used most.",
+                                      share * 100)});
+    else if (share > kLocalShareLow)
       findings.push_back({Grade::kNote, "coverage",
                           std::format("{:.0f} % of the experts' work was done here, because no worker answers for them: the text is the "
                                       "same, but slower, and from a cold disk much slower; more workers, or more --memory, help.",

@@ -73,6 +73,13 @@ TEST(Doctor, SaysWhatNoWorkerHolds) {
   EXPECT_THAT(look(healthy(100), after), Contains(finding(Grade::kNote, "coverage", "33 % of the experts' work was done here")));
 }
 
+TEST(Doctor, DoesNotTakeHotExpertsForMissingOnes) {
+  json after = healthy(200);
+  after["pairs_local"] = 1600;
+  after["hot_bytes"] = 1e9;
+  EXPECT_THAT(look(healthy(100), after), Contains(finding(Grade::kGood, "coverage", "KVASIR_HOT")));
+}
+
 TEST(Doctor, SaysWhoIsNotThere) {
   json after = healthy(200);
   after["workers"].push_back(worker("d:1", 0, 0, 0, "down"));

@@ -138,6 +138,7 @@ Result<dispatch::Dispatcher*> Runtime::dispatcher() {
 
 void Runtime::watch_coverage() {
   if (config_.dispatch.local != dispatch::LocalPolicy::kFallback || config_.dispatch.workers.empty()) return;
+  if (config_.dispatch.hot_bytes_max > 0) return;  // local work is then a choice, and no sign of anything
   std::thread([dispatcher = dispatcher_.get()] {
     CoverageNotice notice;
     while (true) {
