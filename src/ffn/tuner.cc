@@ -158,12 +158,10 @@ Result<Tuning> tune(Engine& engine, const wire::Recipe& recipe, std::span<const 
 }
 
 std::string describe(const FastPlan& plan, std::span<const ExpertTensors> copies) {
-  std::string places;
   const ExpertTensors& t = copies[std::min<std::size_t>(plan.copy, copies.size() - 1)];
-  for (const ggml_tensor* matrix : {t.gate_up ? t.gate_up : t.up, t.down}) {
-    const std::string_view name = ggml_backend_buft_name(ggml_backend_buffer_get_type(matrix->buffer));
-    if (places.find(name) == std::string::npos) places += std::format("{}{}", places.empty() ? "" : "+", name);
-  }
+  const auto place = [](const ggml_tensor* matrix) { return ggml_backend_buft_name(ggml_backend_buffer_get_type(matrix->buffer)); };
+  const std::string_view in = place(t.gate_up ? t.gate_up : t.up), down = place(t.down);
+  const std::string places = in == down ? std::string(in) : std::format("{}, down on {}", in, down);
   std::string text = std::format("{} on {}", plan.per_expert ? "per-expert MUL_MAT" : "MUL_MAT_ID", places);
   if (plan.rows_max != 0) text += std::format(", {} rows at once", plan.rows_max);
   if (plan.n_threads != 0) text += std::format(", {} threads", plan.n_threads);
