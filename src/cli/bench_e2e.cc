@@ -32,6 +32,16 @@ struct Speeds {
   std::vector<double> prompt, decode;  // tokens a second, one a run
 };
 
+// Debian keeps it beside llama.cpp's libraries, not on PATH.
+Result<std::filesystem::path> find_rpc_server() {
+  std::error_code ignored;
+  for (const auto& triplet : std::filesystem::directory_iterator("/usr/libexec", ignored)) {
+    const std::filesystem::path program = triplet.path() / "llama/bin/ggml-rpc-server";
+    if (std::filesystem::exists(program, ignored)) return program;
+  }
+  return find_program("ggml-rpc-server", "llama.cpp-tools");
+}
+
 class E2e {
  public:
   explicit E2e(const BenchE2eOptions& options) : options_(options) {}
@@ -86,7 +96,7 @@ class E2e {
 
  private:
   Status start_rpc() {
-    KVASIR_ASSIGN(const std::filesystem::path server, find_program("ggml-rpc-server", "ggml-rpc-server (package llama.cpp-tools)"));
+    KVASIR_ASSIGN(const std::filesystem::path server, find_rpc_server());
     const int port = 20000 + static_cast<int>(::getpid() % 20000);
     rpc_address_ = std::format("127.0.0.1:{}", port);
     children_.push_back(std::make_unique<ChildProcess>(io_));

@@ -92,6 +92,7 @@ int run(Options& options) {
   if (!spdlog::get("join")) spdlog::set_default_logger(spdlog::stderr_color_mt("join"));
   spdlog::set_pattern("%H:%M:%S %^%l%$ %v");
   ::unsetenv("GGML_BACKEND_PATH");  // a backbone's plugin is no business of a node
+  if (options.node.device == "CPU") ffn::leave_gpu_drivers_out();
   ggml_log_set(
       [](ggml_log_level level, const char* text, void*) {
         if (level == GGML_LOG_LEVEL_WARN || level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);

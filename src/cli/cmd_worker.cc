@@ -145,6 +145,7 @@ Result<bool> serve(const Options& options) {
   // A backbone's plugin, if the environment names one, is no business of a worker: loading
   // it would make this process a backbone, too. Before the first thread starts.
   ::unsetenv("GGML_BACKEND_PATH");
+  if (options.device == "CPU") ffn::leave_gpu_drivers_out();
   ggml_log_set(log_ggml, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
 

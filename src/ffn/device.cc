@@ -1,7 +1,8 @@
 #include "ffn/device.h"
 
-#include <cstring>
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 #include <format>
 #include <mutex>
 
@@ -13,6 +14,8 @@ void load_backends() {
     if (ggml_backend_reg_count() == 0) ggml_backend_load_all();
   });
 }
+
+void leave_gpu_drivers_out() { ::setenv("VK_LOADER_DRIVERS_DISABLE", "~all~", /*overwrite=*/0); }
 
 Result<ggml_backend_dev_t> find_device(std::string_view name) {
   load_backends();

@@ -16,6 +16,11 @@ inline constexpr int kThreadsMax = 512;  // GGML_MAX_N_THREADS
 // process that must not load that library unsets it first.
 void load_backends();
 
+// For a process that computes on the CPU only, before it loads the backends: GPU drivers stay
+// out of it. (llvmpipe alone, which Vulkan loads where there is no GPU, keeps 46 MB resident.)
+// A setting of the user's own stands. Changes the environment: no other thread may run yet.
+void leave_gpu_drivers_out();
+
 // The device, or a sentence that lists those there are.
 Result<ggml_backend_dev_t> find_device(std::string_view name);
 

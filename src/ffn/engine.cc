@@ -91,12 +91,17 @@ class GgmlEngine final : public Engine {
   }
 
   void forget_graphs() override {
-    by_key_.clear();
-    cached_.clear();
+    drop_cached();
+    per_expert_.clear();
   }
 
  private:
   using Cached = std::list<std::pair<GraphKey, FfnGraph>>;
+
+  void drop_cached() {
+    by_key_.clear();
+    cached_.clear();
+  }
 
   // Runs the pairs order[begin, end), or pairs[begin, end) if `order` is empty.
   Status call(const wire::Recipe& recipe, const ExpertTensors& tensors, RowsView rows,
@@ -222,7 +227,7 @@ class GgmlEngine final : public Engine {
       GraphKey wide = key;
       wide.n_pairs = std::bit_ceil(key.n_pairs);
       KVASIR_ASSIGN(FfnGraph measure, FfnGraph::build(wide, device_));
-      forget_graphs();  // their tensors lie in the memory about to be freed
+      drop_cached();  // their tensors lie in the memory about to be freed
       arena_bytes_ = 0;
       if (!ggml_gallocr_reserve(arena_.get(), measure.graph)) return no_memory(bytes);
       arena_bytes_ = arena_bytes_per_pair(key.recipe) * wide.n_pairs;
@@ -230,7 +235,7 @@ class GgmlEngine final : public Engine {
     KVASIR_ASSIGN(FfnGraph g, FfnGraph::build(key, device_));
     const std::size_t size_before = ggml_gallocr_get_buffer_size(arena_.get(), 0);
     const bool placed = ggml_gallocr_alloc_graph(arena_.get(), g.graph);
-    if (ggml_gallocr_get_buffer_size(arena_.get(), 0) != size_before) forget_graphs();  // it had to grow after all
+    if (ggml_gallocr_get_buffer_size(arena_.get(), 0) != size_before) drop_cached();  // it had to grow after all
     if (!placed) return no_memory(bytes);
     return g;
   }

@@ -9,7 +9,7 @@ namespace kvasir::ffn {
 namespace {
 
 // Rows and outputs of one call; larger ones fall out of the cache before they are used.
-constexpr std::uint64_t kCallBytes = 12ull << 20;
+constexpr std::uint64_t kCallBytes = 8ull << 20;
 constexpr std::uint32_t kBlockRowsMax = 256;
 // The longest recipe: x, 12 leaves of weights, 3 per path, clamps, activation, views.
 constexpr std::size_t kBlockTensorsMax = 48;

@@ -154,6 +154,7 @@ Result<Tuning> tune(Engine& engine, const wire::Recipe& recipe, std::span<const 
     }
   }
   engine.set_fast_plans(tuning.plans);
+  engine.forget_graphs();  // those of plans not picked would keep their memory
   return tuning;
 }
 
