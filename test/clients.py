@@ -107,12 +107,15 @@ class FramedClient:
             at += 52 + 8 * n_ranges
         return out
 
-    def compute(self, layer, n_ff, rows, selection):
-        """As RawClient.compute, but with the model's expert ids."""
+    def compute(self, layer, n_ff, rows, selection, by_expert=False):
+        """As RawClient.compute, but with the model's expert ids, and the answer's rows in the order of the pairs,
+        which is by expert, as a backbone sends them, if `by_expert`."""
         held = self.holdings[layer]
         self._send(LAYER_RECIPE, struct.pack("<I32sBBBBHH12f3I", 0, held["id"], 0, GATE_SPLIT, SWIGLU, 0, 0, 0, *[0.0] * 12,
                                              held["n_embd"], n_ff, held["n_expert"]))
         pairs = [(row, expert) for row, experts in enumerate(selection) for expert in experts]
+        if by_expert:
+            pairs.sort(key=lambda pair: pair[1])
         self._request += 1
         self._send(EXEC, struct.pack("<I4B4I", 0, EXACT, 0, 0, 0, len(rows), len(pairs), held["n_embd"], 0) +
                    b"".join(struct.pack("<II", *pair) for pair in pairs) + b"".join(array.array("f", row).tobytes() for row in rows),

@@ -51,7 +51,7 @@ class Cost(SystemTest):
         with FramedClient(self.port) as client:
             rows = [[(r + c) % 7 - 3.0 for c in range(N_EMBD)] for r in range(n_rows)]
             selection = [[(r % 8) * 8 + k for k in range(8)] for r in range(n_rows)]
-            return client.compute(0, N_FF, rows, selection)
+            return client.compute(0, N_FF, rows, selection, by_expert=True)
 
     def setUp(self):
         super().setUp()

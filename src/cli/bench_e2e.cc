@@ -89,6 +89,8 @@ class E2e {
       (n == options_.n_prompt && speeds.prompt.size() <= speeds.decode.size() ? speeds.prompt : speeds.decode).push_back(speed);
     }
     KVASIR_TRY(process.wait(kStartTimeout));
+    std::fprintf(stderr, "%-10s prompt %8.1f  decode %7.2f tok/s\n", side.c_str(), speeds.prompt.empty() ? 0 : speeds.prompt.back(),
+                 speeds.decode.empty() ? 0 : speeds.decode.back());
     return {};
   }
 

@@ -160,6 +160,44 @@ TEST_F(ServerTest, ALongAnswerComesInSeveralFrames) {
   EXPECT_EQ(client->result(1), direct(layer(), recipe(), pairs, x));
 }
 
+// As a backbone sends a prompt: an expert's pairs follow each other.
+TEST_F(ServerTest, PiecesOfALongAnswerKeepExpertsWhole) {
+  constexpr std::uint32_t kRows = 300;
+  TestServer server({slice()});
+  const auto client = connect(server);
+  const std::vector<float> x = random_rows(std::size_t{kRows} * kWidth, 8);
+  std::vector<Pair> pairs = all_pairs(kRows);
+  std::ranges::stable_sort(pairs, {}, &Pair::expert);
+  const std::vector<float> exact = direct(layer(), recipe(), pairs, x);
+  client->send_exec(1, head(kRows, pairs.size()), pairs, x);
+  std::uint32_t n_frames = 0;
+  std::vector<float> got(exact.size());
+  for (bool more = true; more; ++n_frames) {
+    const std::optional<wire::FrameHeader> frame = client->next();
+    ASSERT_TRUE(frame && frame->type == wire::FrameType::kResult);
+    const auto part = wire::decode_result(client->payload());
+    ASSERT_TRUE(part);
+    EXPECT_EQ(part->head.total_rows, pairs.size());
+    ASSERT_LE((part->head.first_row + part->head.n_rows) * std::size_t{kWidth}, got.size());
+    std::memcpy(&got[std::size_t{part->head.first_row} * kWidth], part->rows.data(), part->rows.size());
+    more = part->head.first_row + part->head.n_rows < part->head.total_rows;
+  }
+  EXPECT_GT(n_frames, 1u) << "computed in pieces";
+  EXPECT_EQ(got, exact);
+
+  // Summed, the pieces make one answer.
+  std::vector<float> weights(pairs.size(), 0.5f), sums(std::size_t{kRows} * kWidth, 0.f);
+  for (std::size_t i = 0; i < pairs.size(); ++i)
+    for (std::uint32_t c = 0; c < kWidth; ++c) sums[pairs[i].row * kWidth + c] += 0.5f * exact[i * kWidth + c];
+  wire::ExecHead summed = head(kRows, pairs.size());
+  summed.numerics = wire::Numerics::kFast;
+  summed.result_kind = wire::ResultKind::kWeightedSum;
+  client->send_exec(2, summed, pairs, x, weights);
+  const std::vector<float> answer = client->result(2);
+  ASSERT_EQ(answer.size(), sums.size());
+  for (std::size_t i = 0; i < sums.size(); i += 37) EXPECT_NEAR(answer[i], sums[i], 1e-4);
+}
+
 TEST_F(ServerTest, WorksOverTls) {
   const net::TlsIdentity identity = net::make_tls_identity().value();
   ServerOptions options;
