@@ -17,10 +17,38 @@ constexpr Nanos kPongMax = 2500ms;
 constexpr Nanos kHandshakeMax = 5s;
 constexpr Nanos kLocalPerExpert = 500us;
 
+dispatch::Tuning tuning_of(const Client::Plan& plan) {
+  dispatch::Tuning tuning;
+  tuning.spot_check = plan.spot_check;
+  tuning.lie_quarantine_max = plan.lie_quarantine_max;
+  return tuning;
+}
+
+// Compares by value, and fails the run when an honest worker is accused.
+class JudgedRows final : public dispatch::CheckedRows {
+ public:
+  JudgedRows(World& world, const std::vector<std::unique_ptr<Worker>>& workers, std::vector<std::uint64_t>& out,
+             const std::vector<std::uint64_t>& opinions)
+      : world_(world), workers_(workers), out_(out), opinions_(opinions) {}
+  bool answer_agrees(std::uint32_t pair, std::uint32_t slot) const override { return out_[pair] == opinions_[slot]; }
+  bool slots_agree(std::uint32_t a, std::uint32_t b) const override { return opinions_[a] == opinions_[b]; }
+  void replace_answer(std::uint32_t pair, std::uint32_t slot) override { out_[pair] = opinions_[slot]; }
+  void lie_found(const dispatch::Evidence& evidence) override {
+    world_.trace("worker %u is caught lying", evidence.worker);
+    if (workers_[evidence.worker]->lies_told == 0) world_.fail("an honest worker was blamed");
+  }
+
+ private:
+  World& world_;
+  const std::vector<std::unique_ptr<Worker>>& workers_;
+  std::vector<std::uint64_t>& out_;
+  const std::vector<std::uint64_t>& opinions_;
+};
+
 }  // namespace
 
 Client::Client(World& world, std::vector<std::unique_ptr<Worker>>& workers, const Plan& plan, std::uint64_t seed, Canary canary)
-    : world_(world), workers_(workers), plan_(plan), canary_(canary), fleet_(workers.size(), tuning_, seed), controls_(workers.size()) {
+    : world_(world), workers_(workers), plan_(plan), canary_(canary), tuning_(tuning_of(plan)), fleet_(workers.size(), tuning_, seed), controls_(workers.size()) {
   for (std::size_t d = 0; d < plan.n_drivers; ++d) {
     auto& driver = *drivers_.emplace_back(std::make_unique<Driver>());
     driver.engine = std::make_unique<dispatch::RoundEngine>(workers.size(), plan.local_allowed, tuning_);
@@ -44,6 +72,7 @@ void Client::more_rounds(std::size_t per_driver) {
 
 Totals Client::totals() const {
   Totals t{.rounds = rounds_, .failed_rounds = failed_rounds_};
+  t.wrong_answers = wrong_answers_;
   for (const auto& driver : drivers_) {
     const dispatch::RoundCounters& c = driver->engine->counters();
     t.pairs_remote += c.pairs_remote;
@@ -54,6 +83,8 @@ Totals Client::totals() const {
     t.redispatched += c.redispatched;
     t.requests += c.requests;
     t.sums_dropped += c.sums_dropped;
+    t.checked += c.pairs_verified + c.pairs_wrong;
+    t.lies_found += c.pairs_wrong;
   }
   return t;
 }
@@ -269,12 +300,14 @@ void Client::turn(std::size_t d) {
     }
   }
   if (!driver.in_round) return;
+  if (driver.engine->has_checks_to_judge()) judge(driver);
   if (driver.engine->needs_advance(world_.now()) && canary_ != Canary::kNoDeadline) {
     driver.engine->advance(fleet_, world_.now());
     carry_out(d);
   }
   if (driver.engine->finished()) return end_round(d);
   if (driver.engine->has_local()) return compute_locally(d);
+  if (driver.engine->has_local_check()) return compute_check(d);
   const TimePoint wake = driver.engine->next_wake();
   if (wake == TimePoint::max()) {
     if (!driver.engine->needs_advance(world_.now())) world_.fail("a round waits for nothing");
@@ -298,6 +331,11 @@ void Client::take_result(std::size_t d, WorkerIndex w, const Message& message) {
         const RowState state = honest ? message.states[i] : RowState::kNan;
         if (state == RowState::kFinite) add_answer(driver, at, message.answers[i]);
         return state;
+      },
+      [&](std::uint32_t i, std::uint32_t slot) {
+        driver.opinions.resize(driver.engine->check_slots());
+        driver.opinions[slot] = message.answers[i];
+        return message.states[i];
       });
   if (verdict == Verdict::kLate && canary_ == Canary::kLateRowTaken && driver.in_round && !message.answers.empty())
     driver.out[0] = message.answers[0];
@@ -362,6 +400,29 @@ void Client::compute_locally(std::size_t d) {
     self.engine->local_done(takes, [&](std::uint32_t pair) { return self.rows_finite[self.pairs[pair].row]; });
     turn(d);
   });
+}
+
+void Client::compute_check(std::size_t d) {
+  Driver& driver = *drivers_[d];
+  std::uint32_t slot = 0;
+  const std::span<const std::uint32_t> batch = driver.engine->take_local_check(slot);
+  if (batch.empty()) return world_.after(Nanos(0), [this, d] { turn(d); });
+  if (!plan_.local_allowed) return world_.fail("a local check where no local compute is allowed");
+  driver.opinions.resize(driver.engine->check_slots());
+  for (std::uint32_t pair : batch)
+    driver.opinions[slot++] = oracle(driver.layer, driver.rows[driver.pairs[pair].row], driver.pairs[pair].expert);
+  driver.computing = true;
+  driver.computed += kLocalPerExpert;
+  world_.after(kLocalPerExpert, [this, d] {
+    drivers_[d]->computing = false;
+    drivers_[d]->engine->check_computed(kLocalPerExpert);
+    turn(d);
+  });
+}
+
+void Client::judge(Driver& driver) {
+  JudgedRows rows(world_, workers_, driver.out, driver.opinions);
+  driver.engine->judge_checks(rows);
 }
 
 void Client::end_round(std::size_t d) {
@@ -429,7 +490,12 @@ void Client::check_values(const Driver& driver) {
       continue;
     }
     if (driver.written[i] != 1) return world_.fail("a pair was answered " + std::to_string(driver.written[i]) + " times");
-    if (driver.out[i] != value) return world_.fail("a pair has another answer than the oracle's");
+    if (driver.out[i] == value) continue;
+    ++wrong_answers_;
+    // Unchecked, or with nobody to judge between two, a lie passes.
+    const bool may_be_fooled = std::ranges::any_of(workers_, [](const auto& worker) { return worker->lies_told > 0; }) &&
+                               (plan_.spot_check < 1 || !plan_.local_allowed);
+    if (!may_be_fooled) return world_.fail("a pair has another answer than the oracle's");
   }
   if (plan_.weighted && driver.out != sums) world_.fail("a row's sum is not the oracle's: a pair counts twice, or not at all");
 }

@@ -17,7 +17,7 @@ enum class Canary { kNone, kWrongRow, kLateRowTaken, kSumTwice, kLeak, kNoDeadli
 
 struct Totals {
   std::uint64_t rounds = 0, failed_rounds = 0, pairs_remote = 0, pairs_local = 0, hedges = 0, late = 0, invalid = 0,
-      redispatched = 0, requests = 0, sums_dropped = 0;
+      redispatched = 0, requests = 0, sums_dropped = 0, checked = 0, lies_found = 0, wrong_answers = 0;
 };
 
 class Client {
@@ -28,6 +28,8 @@ class Client {
     bool local_allowed = true;
     bool input_has_nan = false;  // rows whose honest answer is not finite
     dispatch::HotSet::Members hot{};  // experts computed here by choice
+    double spot_check = 0;
+    Nanos lie_quarantine_max = dispatch::Tuning{}.lie_quarantine_max;
     bool weighted = false;       // answers are weighted sums, in a narrow row type
   };
   Client(World& world, std::vector<std::unique_ptr<Worker>>& workers, const Plan& plan, std::uint64_t seed, Canary canary);
@@ -72,6 +74,7 @@ class Client {
     std::vector<std::uint64_t> rows;
     std::vector<bool> rows_finite;
     std::vector<std::uint64_t> out;  // per pair, or sums per row
+    std::vector<std::uint64_t> opinions;  // second answers, by slot
     std::vector<int> written;        // per pair; unused with sums, where a second time changes the sum
     TimePoint started{}, last_final{}, wake_at{};
     Nanos computed{};
@@ -90,6 +93,8 @@ class Client {
   void take_result(std::size_t d, dispatch::WorkerIndex w, const Message& message);
   void carry_out(std::size_t d);
   void compute_locally(std::size_t d);
+  void compute_check(std::size_t d);
+  void judge(Driver& driver);
   void end_round(std::size_t d);
   void add_answer(Driver& driver, std::uint32_t at, std::uint64_t answer);
   void check_round(Driver& driver, const Status& status);
@@ -100,12 +105,12 @@ class Client {
   std::vector<std::unique_ptr<Worker>>& workers_;
   const Plan plan_;
   const Canary canary_;
-  dispatch::Tuning tuning_;
+  const dispatch::Tuning tuning_;
   dispatch::Fleet fleet_;
   std::vector<Control> controls_;
   std::vector<std::unique_ptr<Driver>> drivers_;
   std::uint64_t next_row_ = 1;
-  std::uint64_t failed_rounds_ = 0, rounds_ = 0;
+  std::uint64_t failed_rounds_ = 0, rounds_ = 0, wrong_answers_ = 0;
   bool remote_demanded_ = false, down_ = false;
 };
 

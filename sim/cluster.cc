@@ -1,6 +1,7 @@
 #include "sim/cluster.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace kvasir::sim {
 
@@ -164,12 +165,27 @@ void Worker::start_next() {
   });
 }
 
+// A row is a number here, so a changed bit, a norm that is off, an older answer and another
+// expert's are all another number; NaN has its own fault.
+std::uint64_t Worker::maybe_lie(std::uint64_t honest, const Message& request, wire::Pair pair) {
+  const std::uint64_t older = std::exchange(older_answer_, honest);
+  if (lie_chance == 0 || !world_.chance(lie_chance)) return honest;
+  ++lies_told;
+  switch (world_.rng.below(4)) {
+    // With the worker's number in it: liars do not work together.
+    case 0: return honest ^ std::uint64_t{1} << (8 * world_.rng.below(8) + index);
+    case 1: return honest + honest / 100 + 1 + index;
+    case 2: return older == honest ? honest + 1 : older;
+    default: return oracle(request.layer, request.rows.at(pair.row), (pair.expert + 1 + index) % kExperts);
+  }
+}
+
 std::vector<std::uint64_t> Worker::answers_to(const Message& request) {
   std::vector<std::uint64_t> rows(request.weights.empty() ? request.pairs.size() : request.rows.size(), 0);
   for (std::size_t i = 0; i < request.pairs.size(); ++i) {
     const wire::Pair pair = request.pairs[i];
     const std::uint64_t value = oracle(request.layer, request.rows.at(pair.row), pair.expert);
-    if (request.weights.empty()) rows[i] = value;
+    if (request.weights.empty()) rows[i] = maybe_lie(value, request, pair);
     else rows[pair.row] += request.weights[i] * value;
   }
   return rows;
@@ -305,7 +321,7 @@ void Worker::slow_some_connection(Nanos by, Nanos duration) {
 
 void Worker::heal() {
   slowness = 1;
-  nan_chance = overflow_chance = damage_chance = shape_chance = twice_chance = error_chance = 0;
+  nan_chance = overflow_chance = damage_chance = shape_chance = twice_chance = error_chance = lie_chance = 0;
   lies_in_pongs = false;
 }
 

@@ -114,6 +114,8 @@ class Worker {
   // Set for a while by the fault schedule.
   double slowness = 1;
   double nan_chance = 0, overflow_chance = 0, damage_chance = 0, shape_chance = 0, twice_chance = 0, error_chance = 0;
+  double lie_chance = 0;  // of each row answered, where rows answer pairs
+  std::uint64_t lies_told = 0;
   bool lies_in_pongs = false;  // its clock jumped: figures in PONG are nonsense
 
  private:
@@ -123,7 +125,8 @@ class Worker {
   };
   void start_next();
   void answer(const Job& job);
-  static std::vector<std::uint64_t> answers_to(const Message& request);
+  std::vector<std::uint64_t> answers_to(const Message& request);
+  std::uint64_t maybe_lie(std::uint64_t honest, const Message& request, wire::Pair pair);
   Connection* some_connection();
   void close_all();
 
@@ -134,6 +137,7 @@ class Worker {
   Nanos delay_, jitter_, fixed_, per_pair_;
   std::size_t queue_max_;
   std::deque<Job> queue_;
+  std::uint64_t older_answer_ = 1;
   std::vector<ExpertSet> held_;
   std::vector<std::weak_ptr<Connection>> connections_;
 };

@@ -26,7 +26,7 @@ class Faults {
   void next() {
     if (ended_) return;
     Worker& worker = *workers_[world_.rng.below(static_cast<std::uint32_t>(workers_.size()))];
-    switch (world_.rng.below(16)) {
+    switch (world_.rng.below(17)) {
       case 0: worker.crash(world_.between(1ms, 4s)); break;
       case 1: worker.crash(world_.between(1ms, 50ms)); break;
       case 2: worker.stop_process(world_.between(1ms, 200ms)); break;
@@ -42,6 +42,7 @@ class Faults {
       case 12: for_a_while(worker, [&] { (world_.chance(0.5) ? worker.nan_chance : worker.overflow_chance) = 0.3; }); break;
       case 13: for_a_while(worker, [&] { (world_.chance(0.5) ? worker.damage_chance : worker.shape_chance) = 0.3; }); break;
       case 14: for_a_while(worker, [&] { worker.twice_chance = 0.5; worker.error_chance = 0.2; }); break;
+      case 15: for_a_while(worker, [&] { worker.lie_chance = 0.1; }); break;
       default: for_a_while(worker, [&] { worker.lies_in_pongs = true; }); break;
     }
     world_.after(world_.between(0ms, 2 * mean_), [this] { next(); });
@@ -70,6 +71,8 @@ Outcome run_scenario(std::uint64_t seed, Canary canary, bool verbose) {
                           .local_allowed = world.chance(0.75),
                           .input_has_nan = false};
   Client::Plan actual = plan;
+  actual.lie_quarantine_max = std::chrono::minutes(10);
+  actual.spot_check = world.chance(0.3) ? 1.0 : world.chance(0.5) ? 0.1 : 0.0;
   actual.input_has_nan = plan.local_allowed && world.chance(0.2);
   actual.weighted = world.chance(0.5);
   if (plan.local_allowed && world.chance(0.3)) {

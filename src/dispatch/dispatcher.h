@@ -78,6 +78,9 @@ struct Options {
   Nanos deadline_ceiling = std::chrono::seconds(60);
   // Requests to second replicas, as a share of all requests.
   double hedge_budget = 0.05;
+  // Share of the pairs answered by workers that is computed a second time, in [0, 1]; new
+  // workers are checked more often (core/reputation.h).
+  double spot_check = 0.005;
   // How rows travel; other than f32 only with Numerics::kFast.
   wire::RowType row_type = wire::RowType::kF32;
   wire::RowType result_type = wire::RowType::kF32;
@@ -101,6 +104,11 @@ struct Stats {
   std::uint64_t workers_lost = 0;      // connections that ended unasked
   std::uint64_t reconnects = 0;
   std::uint64_t round_ns_sum = 0;      // wall time inside rounds
+  std::uint64_t spot_pairs = 0;        // computed a second time by spot checks
+  std::uint64_t spot_wrong = 0;        // …and found wrong
+  std::uint64_t spot_unanswered = 0;   // checks for which nobody could give a second answer
+  std::uint64_t spot_undecided = 0;    // two workers disagreed and nobody could judge
+  std::uint64_t spot_ns_sum = 0;       // local compute for them, part of round_ns_sum
   std::uint64_t workers_up = 0;        // gauge
   std::uint64_t hot_bytes = 0;         // gauge: of the experts computed here by choice
   std::uint64_t rounds_busy = 0;       // in which a worker had no room, or a long queue

@@ -30,6 +30,7 @@ constexpr auto kVariables = std::to_array<Variable>({
     {"KVASIR_REPLICA", "mmap|ram|none", "where the local replica of the experts lives"},
     {"KVASIR_HOT", "bytes[K|M|G]", "experts used most are computed here while workers compute the others"},
     {"KVASIR_UPLOAD", "0|1", "hand experts that no worker holds to workers that offer memory"},
+    {"KVASIR_SPOT_CHECK", "0…1", "share of the workers' answers that is computed a second time"},
     {"KVASIR_CONNECT_MS", "0:60000", "how long the first round waits for workers that are still connecting"},
     {"KVASIR_NO_REPLICA_MS", "0:600000", "without local compute: how long a round waits for a worker that holds a lost expert"},
     {"KVASIR_HEDGE_MS", "0:60000", "a second worker is asked no earlier than this"},
@@ -196,6 +197,13 @@ Result<Config> load_config(const std::function<std::optional<std::string>(std::s
   KVASIR_TRY(read_time<milliseconds>(values, "KVASIR_HEDGE_MS", 60000, config.dispatch.hedge_floor));
   KVASIR_TRY(read_time<milliseconds>(values, "KVASIR_FALLBACK_MS", 60000, config.dispatch.fallback_floor));
   KVASIR_TRY(read_time<std::chrono::microseconds>(values, "KVASIR_SPIN_US", 10000, config.dispatch.spin));
+  if (const auto it = values.find("KVASIR_SPOT_CHECK"); it != values.end()) {
+    double share = 0;
+    const auto [end, error] = std::from_chars(it->second.data(), it->second.data() + it->second.size(), share);
+    if (error != std::errc{} || end != it->second.data() + it->second.size() || !(share >= 0 && share <= 1))
+      return fix_input(std::format("KVASIR_SPOT_CHECK={} is not a share from 0 to 1; the default is 0.005.", it->second));
+    config.dispatch.spot_check = share;
+  }
   if (config.dispatch.local == LocalPolicy::kNever && config.dispatch.workers.empty())
     return fix_input("KVASIR_LOCAL=never needs workers; set KVASIR_WORKERS=host:port,….");
   return config;

@@ -40,6 +40,7 @@ struct Client {
     options.local = policy;
     options.connect_wait = 3s;
     options.no_replica_wait = 400ms;
+    options.spot_check = 0;  // lying_worker_test.cc has them
     options.log = [this](std::string line) {
       const std::lock_guard lock(mutex);
       lines.push_back(std::move(line));

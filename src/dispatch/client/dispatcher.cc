@@ -81,6 +81,11 @@ class DispatcherImpl final : public Dispatcher {
               .workers_lost = s.workers_lost,
               .reconnects = s.reconnects,
               .round_ns_sum = s.round_ns_sum,
+              .spot_pairs = s.spot_pairs,
+              .spot_wrong = s.spot_wrong,
+              .spot_unanswered = s.spot_unanswered,
+              .spot_undecided = s.spot_undecided,
+              .spot_ns_sum = s.spot_ns_sum,
               .rounds_busy = s.rounds_busy};
     const std::lock_guard lock(shared_->mutex);
     out.workers_up = shared_->fleet.count_up();
@@ -176,11 +181,17 @@ Result<std::unique_ptr<Dispatcher>> Dispatcher::create(Options options) {
   tuning.final_floor = options.fallback_floor;
   tuning.deadline_ceiling = options.deadline_ceiling;
   tuning.hedge_earned_per_request = options.hedge_budget;
+  tuning.spot_check = options.spot_check;
   if (tuning.hedge_floor < Nanos(0) || tuning.hedge_floor > tuning.deadline_ceiling ||
       tuning.final_floor > tuning.deadline_ceiling || options.hedge_budget < 0 || options.hedge_budget > 1)
     return fix_input("the deadlines must ascend (hedge, fallback, ceiling) and the hedge budget lie in [0, 1].");
+  if (!(options.spot_check >= 0 && options.spot_check <= 1))
+    return fix_input("the share of spot checks must lie in [0, 1]; set KVASIR_SPOT_CHECK, e.g. 0.005.");
   KVASIR_ASSIGN(Bell bell, Bell::create());
-  auto shared = std::make_unique<Shared>(std::move(options), tuning, std::random_device{}(), std::move(bell));
+  // Which pairs are checked must be hidden from the workers: all 64 bits are drawn.
+  std::random_device entropy;
+  const std::uint64_t seed = std::uint64_t{entropy()} << 32 | entropy();
+  auto shared = std::make_unique<Shared>(std::move(options), tuning, seed, std::move(bell));
   auto dispatcher = std::make_unique<DispatcherImpl>(std::move(shared));
   KVASIR_TRY(dispatcher->start());
   return dispatcher;

@@ -20,7 +20,8 @@ constexpr Nanos kPollMax = std::chrono::seconds(1);
 Driver::Driver(Shared& shared, std::shared_ptr<Port> port)
     : shared_(shared),
       port_(std::move(port)),
-      engine_(0, shared.options.local != LocalPolicy::kNever, shared.fleet.tuning()) {}
+      engine_(0, shared.options.local != LocalPolicy::kNever, shared.fleet.tuning()),
+      check_rows_(shared) {}
 
 Driver::~Driver() {
   {
@@ -160,6 +161,7 @@ Status Driver::drive(const Round& round, const LocalCompute& local) {
                               .hot = shared_.hot.members(round.layer->recipe_id)},
                              monotonic_now()));
   }
+  check_rows_.begin_round(round);
   carry_out(round);
   if (!round.weighted()) warm_for_writing(round.out, round.pairs.size() * recipe.n_embd);
   Status local_status;
@@ -170,11 +172,16 @@ Status Driver::drive(const Round& round, const LocalCompute& local) {
       local_status = compute_here(round, local);
       if (!local_status) break;
       poll_links(Nanos(0));
+    } else if (engine_.has_local_check()) {
+      local_status = compute_check(round, local);
+      if (!local_status) break;
+      poll_links(Nanos(0));
     } else if (now < spin_until) {
       poll_links(Nanos(0));
     } else {
       poll_links(std::clamp(engine_.next_wake() - now, Nanos(0), kPollMax));
     }
+    if (engine_.has_checks_to_judge()) engine_.judge_checks(check_rows_);
     // `now` is from before the reading: nobody is late whose answer lay there already.
     if (engine_.needs_advance(now)) {
       {
@@ -207,8 +214,30 @@ Status Driver::compute_here(const Round& round, const LocalCompute& local) {
   const Nanos took = monotonic_now() - start;
   const std::size_t n_embd = round.layer->recipe.n_embd;
   engine_.local_done(took, [&](std::uint32_t pair) {
-    return all_finite({round.out + (round.weighted() ? round.pairs[pair].row : pair) * n_embd, n_embd});
+    return all_sane({round.out + (round.weighted() ? round.pairs[pair].row : pair) * n_embd, n_embd});
   });
+  return {};
+}
+
+// The expert alone, as a round of its own: its rows are all of that expert's, so the bits are
+// those of the round.
+Status Driver::compute_check(const Round& round, const LocalCompute& local) {
+  std::uint32_t first_slot = 0;
+  const std::span<const std::uint32_t> indices = engine_.take_local_check(first_slot);
+  if (indices.empty()) return {};
+  const TimePoint start = monotonic_now();
+  check_rows_.grow(engine_.check_slots());
+  check_pairs_.clear();
+  for (std::uint32_t i : indices) check_pairs_.push_back(round.pairs[i]);
+  Round again = round;
+  again.pairs = check_pairs_;
+  again.out = check_rows_.row(first_slot).data();
+  all_pairs_.resize(check_pairs_.size());
+  std::iota(all_pairs_.begin(), all_pairs_.end(), 0u);
+  KVASIR_TRY(local(again, all_pairs_));
+  const Nanos took = monotonic_now() - start;
+  engine_.check_computed(took);
+  check_time_ += took;
   return {};
 }
 
@@ -310,6 +339,11 @@ void Driver::finish_stats(const Round& round, Nanos took) {
   add(stats.late_answers, now.late_answers + now.unknown_answers - told_.late_answers - told_.unknown_answers);
   add(stats.rounds_busy, now.busy > told_.busy ? 1 : 0);
   add(stats.invalid_answers, now.invalid_answers - told_.invalid_answers);
+  add(stats.spot_pairs, now.pairs_verified + now.pairs_wrong - told_.pairs_verified - told_.pairs_wrong);
+  add(stats.spot_wrong, now.pairs_wrong - told_.pairs_wrong);
+  add(stats.spot_unanswered, now.checks_unanswered - told_.checks_unanswered);
+  add(stats.spot_undecided, now.checks_undecided - told_.checks_undecided);
+  add(stats.spot_ns_sum, static_cast<std::uint64_t>(std::exchange(check_time_, Nanos(0)).count()));
   add(stats.bytes_sent, std::exchange(bytes_sent_, 0));
   add(stats.bytes_received, std::exchange(bytes_received_, 0));
   add(stats.round_ns_sum, static_cast<std::uint64_t>(took.count()));

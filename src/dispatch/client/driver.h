@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "dispatch/client/check_rows.h"
 #include "dispatch/client/shared.h"
 #include "dispatch/core/round_engine.h"
 #include "dispatch/core/wire_choice.h"
@@ -31,6 +32,7 @@ class Driver final : public RoundDriver {
   Status run_local_only(const Round& round, const LocalCompute& local);
   Status drive(const Round& round, const LocalCompute& local);
   Status compute_here(const Round& round, const LocalCompute& local);
+  Status compute_check(const Round& round, const LocalCompute& local);
 
   void collect_mail();
   void take_moved();
@@ -74,6 +76,9 @@ class Driver final : public RoundDriver {
   std::vector<WorkerIndex> fd_workers_;
   std::vector<std::uint32_t> all_pairs_;
   WireChoice wire_choice_;      // with Options::wire_auto
+  CheckRows check_rows_;
+  std::vector<wire::Pair> check_pairs_;
+  Nanos check_time_{};  // of local compute for spot checks, not yet in the statistics
   std::vector<float> decoded_;  // one row of an answer, before it is added to a sum
   bool waited_ = false;
   RoundCounters told_;  // what the statistics know already

@@ -158,22 +158,31 @@ bool Driver::on_result_frame(WorkerIndex w, const net::Frame& frame) {
   const std::size_t n_embd = head.n_embd;  // the engine takes only the round's own width
   const bool sums = round_ != nullptr && round_->weighted();
   if (sums && decoded_.size() < n_embd) decoded_.resize(n_embd);
-  const Verdict verdict =
-      engine_.on_result(w, frame.header.request_id, head, more, monotonic_now(), [&](std::uint32_t i, std::uint32_t at) {
+  const auto take_row = [&](std::uint32_t i, std::span<float> to) {
+    const ByteSpan row = view->rows.subspan(i * row_size, row_size);
+    bool sane;
+    if (head.row_type == wire::RowType::kF32) {
+      sane = copy_sane(row.data(), to.data(), n_embd);
+    } else {
+      wire::decode_row(head.row_type, row, to);
+      sane = all_sane(to);
+    }
+    return sane ? RowState::kFinite : has_nan(to) ? RowState::kNan : RowState::kInfinite;
+  };
+  const Verdict verdict = engine_.on_result(
+      w, frame.header.request_id, head, more, monotonic_now(),
+      [&](std::uint32_t i, std::uint32_t at) {
         const std::span<float> out(round_->out + at * n_embd, n_embd);
         const std::span<float> to = sums ? std::span(decoded_).first(n_embd) : out;
-        const ByteSpan row = view->rows.subspan(i * row_size, row_size);
-        bool finite;
-        if (head.row_type == wire::RowType::kF32) {
-          finite = copy_finite(row.data(), to.data(), n_embd);
-        } else {
-          wire::decode_row(head.row_type, row, to);
-          finite = all_finite(to);
-        }
-        if (!finite) return has_nan(to) ? RowState::kNan : RowState::kInfinite;
+        const RowState state = take_row(i, to);
+        if (state != RowState::kFinite) return state;
         if (shared_.options.wire_auto && head.row_type == wire::RowType::kF32) show(WireChoice::Direction::kReceived, to);
         if (sums) add_row(to, out);
-        return RowState::kFinite;
+        return state;
+      },
+      [&](std::uint32_t i, std::uint32_t slot) {
+        check_rows_.grow(engine_.check_slots());
+        return take_row(i, check_rows_.row(slot));
       });
   return verdict != Verdict::kInvalid;
 }

@@ -2,6 +2,8 @@
 
 #include <poll.h>
 
+#include <algorithm>
+#include <bit>
 #include <chrono>
 
 #include "base/check.h"
@@ -127,6 +129,34 @@ bool FakeWorker::on_frame(Connection& c, const net::Frame& frame) {
   }
 }
 
+void FakeWorker::tell_lie(const wire::ExecView& exec, std::span<float> rows) {
+  if (faults.lie == Lie::kNone) return;  // sums have other rows
+  const std::uint32_t victim = exec.head.n_pairs / 2;
+  const std::span<float> row = rows.subspan(std::size_t{victim} * n_embd_, n_embd_);
+  const std::vector<float> honest(row.begin(), row.end());
+  const auto scale = [&](float by) {
+    for (float& value : row) value *= by;
+  };
+  switch (faults.lie.load()) {
+    case Lie::kNone: break;
+    case Lie::kFlippedBit: row[3] = std::bit_cast<float>(std::bit_cast<std::uint32_t>(row[3]) ^ 1u); break;
+    case Lie::kNormOff1: scale(1.01f); break;
+    case Lie::kNormOff5: scale(1.05f); break;
+    case Lie::kOlderAnswer: {
+      const std::lock_guard lock(older_mutex_);
+      if (!older_.empty()) std::ranges::copy(older_, row.begin());
+      older_ = honest;
+      break;
+    }
+    case Lie::kOtherExpert: {
+      const float expert = static_cast<float>(exec.pair(victim).expert);
+      for (float& value : row) value = (value - 0.5f) / (expert + 1) * (expert + 2) + 0.5f;
+      break;
+    }
+    case Lie::kHuge: row[0] = 1e13f; break;
+  }
+}
+
 bool FakeWorker::answer(Connection& c, std::uint64_t id, const wire::ExecView& exec) {
   const bool checksum = !c.stream->encrypted();
   if (const auto delay = faults.delay_ns.load(); delay > 0) std::this_thread::sleep_for(Nanos(delay));
@@ -146,6 +176,7 @@ bool FakeWorker::answer(Connection& c, std::uint64_t id, const wire::ExecView& e
       else rows[std::size_t{i} * n_embd_ + j] = value;
     }
   }
+  tell_lie(exec, rows);
   if (take(faults.nan)) rows[rows.size() / 2] = std::numeric_limits<float>::quiet_NaN();
   Bytes encoded(n * row_out);
   for (std::uint32_t i = 0; i < n; ++i)

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -19,6 +20,9 @@ namespace kvasir::dispatch {
 
 inline float fake_expert(float value, std::uint32_t expert) { return value * static_cast<float>(expert + 1) + 0.5f; }
 
+// Wrong answers of the right shape.
+enum class Lie { kNone, kFlippedBit, kNormOff1, kNormOff5, kOlderAnswer, kOtherExpert, kHuge };
+
 class FakeWorker {
  public:
   struct Faults {
@@ -29,6 +33,7 @@ class FakeWorker {
     std::atomic<int> bad_checksum{0};
     std::atomic<int> nan{0};
     std::atomic<int> wrong_count{0};           // total_rows is one too many
+    std::atomic<Lie> lie{Lie::kNone};          // in one row of each answer
     std::atomic<int> twice{0};                 // answers are sent twice
     std::atomic<int> busy{0};                  // answered with ERROR kBusy
     std::atomic<bool> refuse_hello{false};
@@ -55,6 +60,7 @@ class FakeWorker {
   void accept_loop();
   void serve(net::Fd fd);
   bool on_frame(Connection& c, const net::Frame& frame);
+  void tell_lie(const wire::ExecView& exec, std::span<float> rows);
   bool answer(Connection& c, std::uint64_t id, const wire::ExecView& exec);
   bool send(Connection& c, const Bytes& frame) { return c.writer.send(*c.stream, frame).has_value(); }
 
@@ -68,6 +74,8 @@ class FakeWorker {
   std::atomic<int> drain_epoch_{0};
   std::thread acceptor_;
   std::vector<std::thread> threads_;
+  std::mutex older_mutex_;
+  std::vector<float> older_;  // a row answered before
 };
 
 }  // namespace kvasir::dispatch

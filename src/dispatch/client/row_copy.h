@@ -12,15 +12,24 @@
 
 namespace kvasir::dispatch {
 
-// A float is finite unless all its exponent bits are set. Four at a time by hand: at -O2 the
-// compiler makes no vectors of a loop whose length it does not know, and then this test costs
-// as much as the copy of a whole answer.
-using FloatBits4 [[gnu::vector_size(16)]] = std::uint32_t;
-inline constexpr std::uint32_t kExponent = 0x7f800000;
+// A value enters the residual stream only below this size. Trained models stay below 1e6, so
+// honest answers never reach it; up to it the sum of squares of any row fits f32, so that no
+// later norm overflows.
+inline constexpr float kSaneMax = 0x1p40f;
 
-// Copies `n` values and says whether all are finite; the bits are kept, NaNs included.
-inline bool copy_finite(const std::byte* from, float* to, std::size_t n) {
-  constexpr FloatBits4 kExponents = {kExponent, kExponent, kExponent, kExponent};
+// Sane is: smaller than kSaneMax, which leaves out infinities and NaNs (their bits, without
+// the sign, compare as larger integers). Four at a time by hand: at -O2 the compiler makes no
+// vectors of a loop whose length it does not know, and then this test costs as much as the
+// copy of a whole answer.
+using FloatBits4 [[gnu::vector_size(16)]] = std::int32_t;  // signed: SSE2 has no other comparison
+inline constexpr std::int32_t kMagnitude = 0x7fffffff;
+inline constexpr std::uint32_t kExponent = 0x7f800000;
+inline constexpr std::int32_t kSaneBits = std::bit_cast<std::int32_t>(kSaneMax);
+
+// Copies `n` values and says whether all are sane; the bits are kept, NaNs included.
+inline bool copy_sane(const std::byte* from, float* to, std::size_t n) {
+  constexpr FloatBits4 kMagnitudes = {kMagnitude, kMagnitude, kMagnitude, kMagnitude};
+  constexpr FloatBits4 kLimits = {kSaneBits, kSaneBits, kSaneBits, kSaneBits};
   FloatBits4 bad = {}, bad2 = {};
   std::size_t i = 0;
   for (; i + 8 <= n; i += 8) {
@@ -29,16 +38,16 @@ inline bool copy_finite(const std::byte* from, float* to, std::size_t n) {
     std::memcpy(&b, from + i * 4 + 16, 16);
     std::memcpy(to + i, &a, 16);
     std::memcpy(to + i + 4, &b, 16);
-    bad |= (a & kExponents) == kExponents;
-    bad2 |= (b & kExponents) == kExponents;
+    bad |= (a & kMagnitudes) >= kLimits;
+    bad2 |= (b & kMagnitudes) >= kLimits;
   }
   bad |= bad2;
-  std::uint32_t any = bad[0] | bad[1] | bad[2] | bad[3];
+  std::int32_t any = bad[0] | bad[1] | bad[2] | bad[3];
   for (; i < n; ++i) {
-    std::uint32_t bits;
+    std::int32_t bits;
     std::memcpy(&bits, from + i * 4, 4);
     std::memcpy(to + i, &bits, 4);
-    any |= static_cast<std::uint32_t>((bits & kExponent) == kExponent);
+    any |= static_cast<std::int32_t>((bits & kMagnitude) >= kSaneBits);
   }
   return any == 0;
 }
@@ -65,7 +74,7 @@ inline std::uint32_t largest_bits(std::span<const float> values) {
   return largest;
 }
 
-inline bool all_finite(std::span<const float> values) { return largest_bits(values) < kExponent; }
+inline bool all_sane(std::span<const float> values) { return largest_bits(values) < static_cast<std::uint32_t>(kSaneBits); }
 inline bool has_nan(std::span<const float> values) { return largest_bits(values) > kExponent; }
 
 // Whether every value stays finite in that type (docs/protocol.md, section 5).

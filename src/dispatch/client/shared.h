@@ -83,7 +83,8 @@ class Port {
 // Counters of all drivers; relaxed, each monotonic.
 struct AtomicStats {
   std::atomic<std::uint64_t> rounds{0}, pairs_remote{0}, pairs_local{0}, bytes_sent{0}, bytes_received{0}, hedges{0},
-      late_answers{0}, invalid_answers{0}, workers_lost{0}, reconnects{0}, round_ns_sum{0}, rounds_busy{0};
+      late_answers{0}, invalid_answers{0}, workers_lost{0}, reconnects{0}, round_ns_sum{0}, rounds_busy{0}, spot_pairs{0},
+      spot_wrong{0}, spot_unanswered{0}, spot_undecided{0}, spot_ns_sum{0};
 };
 inline void add(std::atomic<std::uint64_t>& counter, std::uint64_t n) {
   if (n > 0) counter.fetch_add(n, std::memory_order_relaxed);

@@ -49,6 +49,8 @@ WorkerIndex Fleet::add(std::optional<WorkerIndex> before) {
     fresh.quarantine = same.quarantine;
     fresh.quarantine_until = same.quarantine_until;
     fresh.probation = same.probation;
+    fresh.caught = same.caught;
+    fresh.reputation = same.reputation;
     if (same.probation > 0) fresh.state = WorkerState::kQuarantined;  // usable() looks whether it is over
   }
   if (free_.empty()) {
@@ -157,10 +159,24 @@ Nanos Fleet::on_link_stalled(WorkerIndex w) {
 
 void Fleet::on_sent(WorkerIndex w, std::uint32_t pairs) { workers_[w].outstanding_pairs += pairs; }
 
+bool Fleet::draw_check(WorkerIndex w, std::uint32_t pairs) {
+  Reputation& reputation = workers_[w].reputation;
+  const double share = check_share(reputation, tuning_);
+  reputation.pairs_asked += pairs;
+  reputation.asked_in_standing += pairs;
+  return share > 0 && rng_.unit() < share;
+}
+
 void Fleet::quarantine(Worker& worker, TimePoint now) {
   worker.quarantine = worker.quarantine == Nanos(0) ? tuning_.quarantine_first
                                                     : std::min(2 * worker.quarantine, tuning_.quarantine_max);
-  worker.quarantine_until = now + jittered(worker.quarantine);
+  quarantine_until(worker, now + jittered(worker.quarantine));
+}
+
+void Fleet::quarantine_until(Worker& worker, TimePoint until) {
+  // A fault does not shorten what a lie earned.
+  const bool longer = worker.state != WorkerState::kQuarantined || until > worker.quarantine_until;
+  if (longer) worker.quarantine_until = until;
   if (worker.state != WorkerState::kRemoved) worker.state = WorkerState::kQuarantined;
   worker.probation = tuning_.probation_answers;
   worker.internal_errors = 0;
@@ -190,6 +206,17 @@ bool Fleet::apply(const Report& report, TimePoint now) {
     case Report::Kind::kInternalError:
       if (++worker.internal_errors >= tuning_.internal_errors_max) quarantine(worker, now);
       break;
+    case Report::Kind::kVerified: worker.reputation.pairs_verified += report.pairs; break;
+    case Report::Kind::kLied:
+      worker.reputation.pairs_wrong += report.pairs;
+      // It is asked nothing now, so this is about an answer from before: part of one offence.
+      if (was_quarantined && worker.caught) break;
+      worker.caught = true;
+      worker.reputation.asked_in_standing = 0;
+      ++worker.reputation.offences;
+      quarantine_until(worker, now + lie_quarantine(worker.reputation, tuning_));
+      worker.probation = tuning_.probation_answers;
+      break;
     case Report::Kind::kDraining: on_draining(report.worker); break;
     case Report::Kind::kLayerRefused:
       if (!refuses_layer(report.worker, report.layer) && worker.refused_layers.size() < kRefusedLayersMax)
@@ -208,8 +235,10 @@ std::size_t Fleet::count_up() const {
 
 Usable Fleet::usable(WorkerIndex w, TimePoint now) {
   Worker& worker = workers_[w];
-  if (worker.state == WorkerState::kQuarantined && now >= worker.quarantine_until)
+  if (worker.state == WorkerState::kQuarantined && now >= worker.quarantine_until) {
     worker.state = worker.control_up ? WorkerState::kUp : WorkerState::kDown;
+    worker.caught = false;
+  }
   if (worker.state != WorkerState::kUp) return Usable::kNo;
   if (worker.probation > 0 && rng_.below(tuning_.probation_one_in) != 0) return Usable::kAvoid;
   return Usable::kYes;

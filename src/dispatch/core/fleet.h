@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "dispatch/core/latency.h"
+#include "dispatch/core/reputation.h"
 #include "dispatch/core/rng.h"
 #include "dispatch/core/routes.h"
 #include "dispatch/core/tuning.h"
@@ -39,10 +40,12 @@ enum class Usable : std::uint8_t {
 
 // What a driver learned in a round, told to the fleet at its end.
 struct Report {
-  enum class Kind : std::uint8_t { kAnswer, kInvalid, kInternalError, kDraining, kLayerRefused, kForgotten };
+  enum class Kind : std::uint8_t { kAnswer, kInvalid, kInternalError, kDraining, kLayerRefused, kForgotten, kVerified, kLied };
   Kind kind = Kind::kAnswer;
   WorkerIndex worker = 0;
-  std::uint32_t pairs = 0;  // kAnswer, kForgotten: of the request that is no longer outstanding
+  // kAnswer, kForgotten: of the request that is no longer outstanding. kVerified, kLied: that a
+  // spot check found right, or wrong.
+  std::uint32_t pairs = 0;
   std::uint32_t rows = 0;   // kAnswer, kForgotten: of the request, if it was answered in full; else 0
   Nanos latency{};          // kAnswer
   LayerKey layer{};         // kLayerRefused
@@ -97,6 +100,8 @@ class Fleet {
   void on_bytes(WorkerIndex w, std::uint64_t bytes) { workers_[w].service.bytes += bytes; }
   // Since the last call.
   Service take_service(WorkerIndex w) { return std::exchange(workers_[w].service, {}); }
+  // Counts `pairs` of an expert given to a worker; draws whether they are computed twice.
+  bool draw_check(WorkerIndex w, std::uint32_t pairs);
 
   // --- questions ---
   WorkerState state(WorkerIndex w) const { return workers_[w].state; }
@@ -109,6 +114,7 @@ class Fleet {
   const wire::Holdings* holdings(WorkerIndex w) const { return workers_[w].holdings.get(); }
   std::uint32_t outstanding_pairs(WorkerIndex w) const { return workers_[w].outstanding_pairs; }
   Usable usable(WorkerIndex w, TimePoint now);
+  const Reputation& reputation(WorkerIndex w) const { return workers_[w].reputation; }
   bool refuses_layer(WorkerIndex w, const LayerKey& key) const;
   std::shared_ptr<const RouteTable> routes() const { return routes_; }
 
@@ -138,10 +144,12 @@ class Fleet {
     std::uint32_t stalls = 0;  // of data links, in a row
     TimePoint next_attempt{};
     TimePoint quarantine_until{};
+    bool caught = false;             // quarantined for a lie
     Nanos quarantine{};              // length of the last one; 0: never
     std::uint32_t probation = 0;     // good answers still owed
     std::uint32_t internal_errors = 0;
     std::uint32_t outstanding_pairs = 0;
+    Reputation reputation;           // outlasts reconnection
     LatencyModel latency;
     Nanos queue_wait{};
     TimePoint queue_seen{};
@@ -154,6 +162,7 @@ class Fleet {
   Nanos queue_wait(const Worker& worker, TimePoint now) const;
   Nanos jittered(Nanos base);
   void quarantine(Worker& worker, TimePoint now);
+  void quarantine_until(Worker& worker, TimePoint until);
   void rebuild_routes();
 
   Tuning tuning_;

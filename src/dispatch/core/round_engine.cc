@@ -108,6 +108,7 @@ void RoundEngine::result_taken(Request& request, const wire::ResultHead& head, T
   if (request.timed && request.expected > Nanos(0))
     timings.push_back({request.worker, request.result_type,
                        static_cast<double>((now - request.sent_at).count()) / static_cast<double>(request.expected.count())});
+  if (request.check != Request::kNoCheck) opinion_given(request.check);
   stop_waiting(request);
   reports_.push_back({.kind = request.timed ? Report::Kind::kAnswer : Report::Kind::kForgotten,
                       .worker = request.worker,
@@ -136,6 +137,7 @@ void RoundEngine::pair_came(const Request& request, std::uint32_t pair, RowState
   Group& group = groups_[pair_group_[pair]];
   if (state == RowState::kFinite) {
     answered_[pair] = 1;
+    answered_by_[pair] = request.worker;
     --remaining_;
     --group.missing;
     ++counters_.pairs_remote;
@@ -213,6 +215,7 @@ Verdict RoundEngine::on_error(WorkerIndex w, std::uint64_t id, wire::ErrorCode c
 void RoundEngine::stop_waiting(Request& request) {
   if (!request.waited_for) return;
   request.waited_for = false;
+  if (request.check != Request::kNoCheck) opinion_failed(request.check);
   for (std::uint32_t g : request.groups) {
     Group& group = groups_[g];
     if (--group.in_flight == 0 && group.missing > 0) unplaced_.push_back(g);
@@ -233,7 +236,8 @@ TimePoint RoundEngine::next_wake() const {
 }
 
 bool RoundEngine::needs_advance(TimePoint now) const {
-  return !finished() && (!unplaced_.empty() || !reports_.empty() || now >= next_wake());
+  return !finished() &&
+         (!unplaced_.empty() || !reports_.empty() || !asking_checks_.empty() || now >= next_wake());
 }
 
 bool RoundEngine::awaits_remote() const {
@@ -259,6 +263,7 @@ void RoundEngine::advance(Fleet& fleet, TimePoint now) {
     place(fleet, placing_, false, now);
   }
   if (n_parked_ > 0 && now >= retry_at_) retry_parked(fleet, now);
+  ask_opinions(fleet, now);
 }
 
 void RoundEngine::check_deadlines(Fleet& fleet, TimePoint now) {
@@ -337,6 +342,11 @@ void RoundEngine::abandon() {
   local_groups_.clear();
   next_local_ = 0;
   doubts_.clear();
+  checks_.clear();
+  asking_checks_.clear();
+  local_checks_.clear();
+  next_local_check_ = 0;
+  n_open_checks_ = n_slots_ = 0;
   n_parked_ = 0;
   failure_.reset();
 }
@@ -369,7 +379,11 @@ void RoundEngine::finish_local(Nanos took) {
     counters_.pairs_local += group.missing;
     remaining_ -= group.missing;
     group.missing = 0;
-    for (std::uint32_t i = 0; i < group.count; ++i) answered_[order_[group.first + i]] = 1;
+    for (std::uint32_t i = 0; i < group.count; ++i) {
+      const std::uint32_t pair = order_[group.first + i];
+      answered_[pair] = 1;
+      answered_by_[pair] = kComputedHere;  // rows per pair: all of them are written anew
+    }
   }
   // Answers that came during the compute were not read then: their time is not the worker's.
   if (took <= tuning_.unread_max) return;

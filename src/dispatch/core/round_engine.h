@@ -16,6 +16,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -25,6 +26,7 @@
 #include "base/error.h"
 #include "dispatch/core/fleet.h"
 #include "dispatch/core/hot_set.h"
+#include "dispatch/core/spot_check.h"
 #include "wire/messages.h"
 
 namespace kvasir::dispatch {
@@ -86,6 +88,8 @@ struct Request {
   bool hedge_done = false;     // nothing more to ask another replica for
   bool is_hedge = false;
   bool timed = false;          // its latency is worth measuring
+  std::uint32_t check = kNoCheck;  // a second opinion: its answer goes to that check
+  static constexpr std::uint32_t kNoCheck = std::numeric_limits<std::uint32_t>::max();
 };
 
 enum class Verdict : std::uint8_t {
@@ -101,6 +105,9 @@ struct RoundCounters {
   std::uint64_t late_answers = 0, unknown_answers = 0, invalid_answers = 0;
   std::uint64_t busy = 0;  // requests that were refused for lack of room, or went to a long queue
   std::uint64_t sums_dropped = 0;  // a part of them had been counted
+  std::uint64_t pairs_verified = 0, pairs_wrong = 0;  // by spot checks
+  std::uint64_t checks_unanswered = 0;                // drawn, and nobody could give a second opinion
+  std::uint64_t checks_undecided = 0;                 // two workers disagree, and nobody could judge
 };
 
 class RoundEngine {
@@ -121,7 +128,7 @@ class RoundEngine {
   bool needs_advance(TimePoint now) const;
   // When advance() is due if nothing else happens.
   TimePoint next_wake() const;
-  bool finished() const { return remaining_ == 0 || failure_.has_value(); }
+  bool finished() const { return (remaining_ == 0 && n_open_checks_ == 0) || failure_.has_value(); }
   // After finished(), or earlier to give up: abandons what is outstanding and tells the fleet.
   // May add orders.
   Status end(Fleet& fleet, TimePoint now);
@@ -135,12 +142,23 @@ class RoundEngine {
   // `sink(i, pair)` is called for each row i of the frame that is still wanted; it writes
   // the output of the round's pair `pair` and says what it found. With weighted sums it is
   // sink(i, row) for the round's row, and adds to the output only if all is finite.
-  template <typename Sink>
+  // `check_sink(i, slot)` writes a row of a second opinion (see check_slots()); it may be left
+  // out where no spot checks are drawn.
+  struct NoChecks {
+    RowState operator()(std::uint32_t, std::uint32_t) const { return RowState::kNan; }
+  };
+  template <typename Sink, typename CheckSink = NoChecks>
   Verdict on_result(WorkerIndex w, std::uint64_t id, const wire::ResultHead& head, bool more, TimePoint now,
-                    Sink&& sink) {
+                    Sink&& sink, CheckSink&& check_sink = {}) {
     Request* request = nullptr;
     const Verdict verdict = check_result(w, id, head, more, now, request);
     if (verdict != Verdict::kTaken) return verdict;
+    if (request->check != Request::kNoCheck) {
+      for (std::uint32_t i = 0; i < head.n_rows; ++i)
+        if (check_sink(i, opinion_slot(*request) + head.first_row + i) != RowState::kFinite) opinion_failed(request->check);
+      result_taken(*request, head, now);
+      return Verdict::kTaken;
+    }
     for (std::uint32_t i = 0; i < head.n_rows; ++i) {
       const std::uint32_t at = head.first_row + i;
       if (input_.weighted()) {
@@ -177,6 +195,20 @@ class RoundEngine {
     }
     finish_local(took);
   }
+
+  // --- spot checks: second opinions, on rows in slots of the caller's ---
+  // Slots in use; the buffer may have to grow after orders and before answers.
+  std::uint32_t check_slots() const { return n_slots_; }
+  bool has_local_check() const { return next_local_check_ < local_checks_.size(); }
+  // All pairs of an expert to compute here into slots from `first_slot` on; empty if that is
+  // needed no longer. Then check_computed(), with the time that took.
+  std::span<const std::uint32_t> take_local_check(std::uint32_t& first_slot);
+  void check_computed(Nanos took);
+  bool has_checks_to_judge() const;
+  // Compares where both sides are there; what is wrong is replaced and its worker reported.
+  void judge_checks(CheckedRows& rows);
+  // Asks for a check of the expert of that pair, beside those that are drawn.
+  void check_expert_of(std::uint32_t pair) { add_check(pair_group_[pair]); }
 
   // --- orders: read, carry out, clear ---
   struct Cancel {
@@ -215,6 +247,7 @@ class RoundEngine {
     std::uint8_t n_tried = 0;
     std::array<WorkerIndex, kTriesMax> tried{};
     bool hedged = false, not_finite = false, local = false, parked = false, repeated = false;
+    bool checked = false;                // a spot check was drawn
     bool wide = false;  // its values overflowed a narrow row type: asked for in f32
     TimePoint parked_since{};
   };
@@ -248,6 +281,20 @@ class RoundEngine {
   void blame(WorkerIndex w);
   void finish_local(Nanos took);
 
+  // round_checks.cc
+  void add_check(std::uint32_t group);
+  void ask_opinions(Fleet& fleet, TimePoint now);
+  void ask_worker(Fleet& fleet, std::uint32_t check, WorkerIndex w, TimePoint now);
+  std::uint32_t opinion_slot(const Request& request) const;
+  void opinion_given(std::uint32_t check);
+  void opinion_failed(std::uint32_t check);
+  void close_check(SpotCheck& check);
+  bool ready_to_judge(const SpotCheck& check) const;
+  void judge(SpotCheck& check, CheckedRows& rows);
+  void replace_wrong(const SpotCheck& check, const Opinion& truth, CheckedRows& rows);
+  void lied(WorkerIndex w, std::uint32_t pairs);
+  void verified(WorkerIndex w, std::uint32_t pairs);
+
   Request* find_open(WorkerIndex w, std::uint64_t id);
   bool take_unanswered(WorkerIndex w, std::uint64_t id, bool complete, bool refused, TimePoint now);
   void stop_waiting(Request& request);
@@ -260,6 +307,8 @@ class RoundEngine {
                                     TimePoint now);
   bool build_requests(Fleet& fleet, WorkerIndex w, std::span<const std::uint32_t> groups, bool hedge, TimePoint now);
   void no_replica(std::uint32_t group, TimePoint now);
+  void choose_types(Request& request, WorkerIndex w, bool wide) const;
+  void send(Fleet& fleet, Request& request, TimePoint now);
   void check_deadlines(Fleet& fleet, TimePoint now);
   void hedge(Fleet& fleet, Request& request, TimePoint now);
   void retry_parked(Fleet& fleet, TimePoint now);
@@ -281,6 +330,7 @@ class RoundEngine {
   std::vector<std::uint32_t> order_;       // pairs grouped by expert, in their own order inside
   std::vector<std::uint32_t> pair_group_;  // per pair
   std::vector<std::uint8_t> answered_;     // per pair
+  std::vector<WorkerIndex> answered_by_;   // per pair, where answered_; unused with sums
   std::vector<std::uint8_t> in_local_;     // per pair: in the batch taken last
   std::uint32_t remaining_ = 0;            // pairs without an answer
   std::vector<Request> requests_;
@@ -290,6 +340,11 @@ class RoundEngine {
   std::size_t next_local_ = 0;
   std::vector<std::uint32_t> local_batch_, local_batch_groups_;
   std::vector<Doubt> doubts_;
+  std::vector<SpotCheck> checks_;
+  std::vector<std::uint32_t> asking_checks_;  // that need an opinion, by advance() or begin()
+  std::vector<std::uint32_t> local_checks_;   // to compute here
+  std::size_t next_local_check_ = 0;
+  std::uint32_t n_open_checks_ = 0, n_slots_ = 0, local_check_ = 0;
   std::uint32_t n_parked_ = 0;
   TimePoint retry_at_{};
   std::optional<Error> failure_;

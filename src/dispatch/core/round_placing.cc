@@ -45,6 +45,7 @@ Status RoundEngine::begin(Fleet& fleet, const RoundInput& input, TimePoint now) 
   placing_.clear();
   for (std::uint32_t g = 0; g < groups_.size(); ++g) placing_.push_back(g);
   place(fleet, placing_, false, now);
+  ask_opinions(fleet, now);
   return {};
 }
 
@@ -62,6 +63,7 @@ Status RoundEngine::group_pairs(const RoundInput& input) {
   }
   groups_.clear();
   answered_.assign(input.pairs.size(), 0);
+  answered_by_.resize(input.pairs.size());
   pair_group_.resize(input.pairs.size());
   order_.resize(input.pairs.size());
   const std::uint64_t stamp = ++stamp_;
@@ -202,9 +204,7 @@ bool RoundEngine::build_requests(Fleet& fleet, WorkerIndex w, std::span<const st
     }
     Request& request = new_request();
     const bool wide = groups_[groups[at]].wide;
-    request.worker = w;
-    request.row_type = wide ? wire::RowType::kF32 : input_.worker_types.empty() ? input_.row_type : input_.worker_types[w];
-    request.result_type = wide ? wire::RowType::kF32 : input_.worker_types.empty() ? input_.result_type : input_.worker_types[w];
+    choose_types(request, w, wide);
     const std::uint64_t mark = ++stamp_;
     for (; at < groups.size() && groups_[groups[at]].wide == wide; ++at) {
       Group& group = groups_[groups[at]];
@@ -220,24 +220,38 @@ bool RoundEngine::build_requests(Fleet& fleet, WorkerIndex w, std::span<const st
       add_to(request, groups[at], mark);
       group.tried[group.n_tried++] = w;
       group.hedged |= hedge;
+      // A sum over a request's experts says nothing about one of them.
+      if (!input_.weighted() && fleet.draw_check(w, group.count)) add_check(groups[at]);
     }
-    finish_request(request);
-
-    const std::uint32_t n_pairs = static_cast<std::uint32_t>(request.pairs.size());
-    const Fleet::Deadlines deadlines = fleet.deadlines(w, n_pairs, now);
-    request.sent_at = now;
-    request.expected = deadlines.measured ? deadlines.expected : Nanos(0);
-    request.hedge_at = now + deadlines.hedge;
-    request.final_at = now + deadlines.final;
     request.is_hedge = hedge;
     request.hedge_done = hedge;
-    if (fleet.is_busy(w, n_pairs, now)) ++counters_.busy;
-    fleet.on_sent(w, n_pairs);
     if (hedge) ++counters_.hedges; else fleet.earn_hedge();
-    ++counters_.requests;
-    to_send.push_back(static_cast<std::uint32_t>(n_requests_ - 1));
+    send(fleet, request, now);
   }
   return true;
+}
+
+// Rows of a request to that worker; `wide`: a narrow type has not held them.
+void RoundEngine::choose_types(Request& request, WorkerIndex w, bool wide) const {
+  const bool own = !input_.worker_types.empty();
+  request.worker = w;
+  request.row_type = wide ? wire::RowType::kF32 : own ? input_.worker_types[w] : input_.row_type;
+  request.result_type = wide ? wire::RowType::kF32 : own ? input_.worker_types[w] : input_.result_type;
+}
+
+// Its worker, types, rows and pairs are chosen.
+void RoundEngine::send(Fleet& fleet, Request& request, TimePoint now) {
+  finish_request(request);
+  const std::uint32_t n_pairs = static_cast<std::uint32_t>(request.pairs.size());
+  const Fleet::Deadlines deadlines = fleet.deadlines(request.worker, n_pairs, now);
+  request.sent_at = now;
+  request.expected = deadlines.measured ? deadlines.expected : Nanos(0);
+  request.hedge_at = now + deadlines.hedge;
+  request.final_at = now + deadlines.final;
+  if (fleet.is_busy(request.worker, n_pairs, now)) ++counters_.busy;
+  fleet.on_sent(request.worker, n_pairs);
+  ++counters_.requests;
+  to_send.push_back(static_cast<std::uint32_t>(n_requests_ - 1));
 }
 
 void RoundEngine::add_to(Request& request, std::uint32_t g, std::uint64_t mark) {
@@ -289,6 +303,8 @@ Request& RoundEngine::new_request() {
   request.row_ends.clear();
   request.groups.clear();
   request.received = 0;
+  request.check = Request::kNoCheck;
+  request.is_hedge = request.hedge_done = false;
   request.open = request.waited_for = request.timed = true;
   return request;
 }

@@ -53,6 +53,14 @@ struct Tuning {
   // Answers that came while something longer was computed here say nothing about the worker's time.
   Nanos unread_max = std::chrono::milliseconds(2);
 
+  // --- spot checks: see reputation.h ---
+  double spot_check = 0;                    // share of pairs computed a second time; Options sets it
+  double spot_new_factor = 10;              // for a new worker that share is so many times larger…
+  std::uint64_t spot_new_pairs = 4000;      // …for its first pairs, twice as many after each offence
+  std::uint32_t spot_new_doublings_max = 10;
+  Nanos lie_quarantine_first = std::chrono::hours(1);
+  Nanos lie_quarantine_max = std::chrono::hours(24);
+
   // --- no local compute ---
   Nanos no_replica_wait = std::chrono::seconds(10);
   Nanos no_replica_retry = std::chrono::milliseconds(20);

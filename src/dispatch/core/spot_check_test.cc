@@ -1,0 +1,275 @@
+// Spot checks in the engine: who computes again, what is compared, who is blamed.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "dispatch/core/round_engine.h"
+
+namespace kvasir::dispatch {
+namespace {
+
+using namespace std::chrono_literals;
+
+wire::LayerId layer_id() {
+  wire::LayerId id{};
+  id[0] = std::byte{1};
+  return id;
+}
+
+wire::Holdings holds(std::uint32_t begin, std::uint32_t end) {
+  wire::Holding entry{.layer_id = layer_id(), .layer = 1, .n_expert = 64, .n_embd = 4, .experts = {}};
+  entry.experts.add({begin, end});
+  return {{entry}};
+}
+
+// Rows are numbers: the right answer to a pair is its position + 100.
+struct Checked : CheckedRows {
+  explicit Checked(std::size_t n_workers, bool local, double share)
+      : tuning([share] {
+          Tuning t;
+          t.spot_check = share;
+          return t;
+        }()),
+        fleet(n_workers, tuning, 5), engine(n_workers, local, tuning) {
+    for (WorkerIndex w = 0; w < n_workers; ++w) {
+      fleet.on_connected(w, 1ms);
+      fleet.on_holdings(w, holds(0, 16));
+      engine.link_up(w);
+      // Equally fast, so that each is asked.
+      for (int i = 0; i < 64; ++i) fleet.apply({.kind = Report::Kind::kAnswer, .worker = w, .pairs = 1, .latency = 1ms}, now);
+    }
+  }
+  void begin(std::vector<wire::Pair> p) {
+    pairs = std::move(p);
+    out.assign(pairs.size(), 0);
+    ASSERT_TRUE(engine.begin(fleet, {.key = {layer_id()}, .layer = 1, .n_expert = 64, .n_rows = 4, .n_embd = 4,
+                                     .request_rows_max = 1024, .request_pairs_max = 4096, .pairs = pairs}, now));
+  }
+  static int right(std::uint32_t pair) { return static_cast<int>(pair) + 100; }
+
+  // Answers all that was sent; a liar adds its own number to every answer.
+  void answer_all() {
+    while (!engine.to_send.empty()) {
+      std::vector<Request> sent;
+      for (std::uint32_t i : engine.to_send) sent.push_back(engine.request(i));
+      engine.to_send.clear();
+      slots.resize(engine.check_slots());
+      now += 1ms;
+      for (const Request& request : sent) {
+        (request.check == Request::kNoCheck ? asked : opinions)[request.worker] += request.pairs.size();
+        const auto n = static_cast<std::uint32_t>(request.pairs.size());
+        const auto value = [&](std::uint32_t i) { return right(request.pairs[i]) + lies[request.worker]; };
+        engine.on_result(request.worker, request.id, {.n_embd = 4, .first_row = 0, .n_rows = n, .total_rows = n}, false, now,
+                         [&](std::uint32_t i, std::uint32_t pair) {
+                           out[pair] = value(i);
+                           return RowState::kFinite;
+                         },
+                         [&](std::uint32_t i, std::uint32_t slot) {
+                           slots[slot] = value(i);
+                           return RowState::kFinite;
+                         });
+      }
+      step();
+    }
+  }
+  void step() {
+    while (engine.has_local_check()) {
+      std::uint32_t slot = 0;
+      const auto taken = engine.take_local_check(slot);
+      slots.resize(engine.check_slots());
+      for (std::uint32_t pair : taken) slots[slot++] = right(pair);
+      if (!taken.empty()) engine.check_computed(Nanos(0));
+    }
+    if (engine.has_checks_to_judge()) engine.judge_checks(*this);
+    if (engine.needs_advance(now)) engine.advance(fleet, now);
+  }
+  void run() {
+    answer_all();
+    step();
+    answer_all();
+  }
+  // The round is over and nothing wrong is left in it.
+  void expect_right() {
+    ASSERT_TRUE(engine.finished());
+    ASSERT_TRUE(engine.end(fleet, now));
+    for (std::uint32_t pair = 0; pair < out.size(); ++pair) EXPECT_EQ(out[pair], right(pair)) << pair;
+  }
+
+  bool answer_agrees(std::uint32_t pair, std::uint32_t slot) const override { return out[pair] == slots[slot]; }
+  bool slots_agree(std::uint32_t a, std::uint32_t b) const override { return slots[a] == slots[b]; }
+  void lie_found(const Evidence& evidence) override { accused.push_back(evidence.worker); }
+  void replace_answer(std::uint32_t pair, std::uint32_t slot) override { out[pair] = slots[slot]; }
+
+  const Tuning tuning;
+  TimePoint now{1s};
+  Fleet fleet;
+  RoundEngine engine;
+  std::vector<wire::Pair> pairs;
+  std::vector<int> out, slots;
+  std::map<WorkerIndex, int> lies;
+  std::map<WorkerIndex, std::size_t> asked, opinions;
+  std::vector<WorkerIndex> accused;
+};
+
+const std::vector<wire::Pair> kPairs = {{0, 1}, {0, 9}, {1, 9}, {1, 3}, {3, 1}};
+
+TEST(CheckShare, IsLargerForNewWorkersAndForThoseCaught) {
+  Tuning tuning;
+  tuning.spot_check = 0.005;
+  Reputation reputation;
+  EXPECT_DOUBLE_EQ(check_share(reputation, tuning), 0.05);
+  reputation.asked_in_standing = tuning.spot_new_pairs;
+  EXPECT_DOUBLE_EQ(check_share(reputation, tuning), 0.005);
+  reputation.offences = 2;
+  EXPECT_DOUBLE_EQ(check_share(reputation, tuning), 0.05);
+  reputation.asked_in_standing = 4 * tuning.spot_new_pairs;
+  EXPECT_DOUBLE_EQ(check_share(reputation, tuning), 0.005);
+  tuning.spot_check = 1;
+  EXPECT_DOUBLE_EQ(check_share({}, tuning), 1);
+  tuning.spot_check = 0;
+  EXPECT_DOUBLE_EQ(check_share({}, tuning), 0);
+}
+
+TEST(LieQuarantine, DoublesFromAnHourToADay) {
+  const Tuning tuning;
+  EXPECT_EQ(lie_quarantine({.offences = 1}, tuning), 1h);
+  EXPECT_EQ(lie_quarantine({.offences = 3}, tuning), 4h);
+  EXPECT_EQ(lie_quarantine({.offences = 4000000000u}, tuning), 24h);
+}
+
+TEST(SpotCheck, ALieIsReplacedAndItsWorkerLeftAlone) {
+  Checked c(1, true, 1.0);
+  c.lies[0] = 1;
+  c.begin(kPairs);
+  c.run();
+  c.expect_right();
+  EXPECT_EQ(c.fleet.state(0), WorkerState::kQuarantined);
+  EXPECT_EQ(c.fleet.reputation(0).offences, 1u);
+  EXPECT_EQ(c.engine.counters().pairs_wrong, 5u);
+  // Neither a lesser fault nor a new connection shortens it.
+  c.fleet.apply({.kind = Report::Kind::kInvalid, .worker = 0}, c.now);
+  c.fleet.on_lost(0, c.now);
+  c.fleet.on_connected(0, 1ms);
+  EXPECT_EQ(c.fleet.usable(0, c.now + 59min), Usable::kNo);
+  EXPECT_NE(c.fleet.usable(0, c.now + 61min), Usable::kNo);
+}
+
+TEST(SpotCheck, AnHonestAnswerStandsAndIsCounted) {
+  Checked c(1, true, 1.0);
+  c.begin(kPairs);
+  c.run();
+  c.expect_right();
+  EXPECT_EQ(c.engine.counters().pairs_verified, 5u);
+  EXPECT_EQ(c.fleet.reputation(0).pairs_verified, 5u);
+  EXPECT_EQ(c.fleet.state(0), WorkerState::kUp);
+}
+
+TEST(SpotCheck, TheRoundWaitsForItsChecks) {
+  Checked c(1, true, 1.0);
+  c.begin(kPairs);
+  const Request sent = c.engine.request(0);
+  c.engine.to_send.clear();
+  const auto n = static_cast<std::uint32_t>(sent.pairs.size());
+  c.engine.on_result(0, sent.id, {.n_embd = 4, .first_row = 0, .n_rows = n, .total_rows = n}, false, c.now,
+                     [&](std::uint32_t, std::uint32_t pair) {
+                       c.out[pair] = Checked::right(pair);
+                       return RowState::kFinite;
+                     },
+                     [](std::uint32_t, std::uint32_t) { return RowState::kFinite; });
+  EXPECT_FALSE(c.engine.finished());
+  c.step();
+  c.expect_right();
+}
+
+TEST(SpotCheck, WithoutALocalReplicaAThirdWorkerJudges) {
+  for (const WorkerIndex liar : {0u, 1u, 2u}) {
+    Checked c(3, false, 1.0);
+    c.lies[liar] = 7;
+    for (int round = 0; round < 20 && c.accused.empty(); ++round) {
+      c.begin({{0, static_cast<std::uint32_t>(round % 16)}});
+      c.run();
+      c.expect_right();
+    }
+    ASSERT_FALSE(c.accused.empty());
+    for (const WorkerIndex w : c.accused) EXPECT_EQ(w, liar);
+    for (WorkerIndex w = 0; w < 3; ++w) EXPECT_EQ(c.fleet.reputation(w).offences, w == liar ? 1u : 0u);
+    EXPECT_EQ(c.engine.counters().checks_undecided, 0u);
+  }
+}
+
+TEST(SpotCheck, OfTwoThatDisagreeNobodyIsBlamedWithoutAJudge) {
+  Checked c(2, false, 1.0);
+  c.lies[1] = 7;
+  c.begin({{0, 1}});
+  c.run();
+  ASSERT_TRUE(c.engine.finished());
+  ASSERT_TRUE(c.engine.end(c.fleet, c.now));
+  EXPECT_TRUE(c.accused.empty());
+  EXPECT_EQ(c.engine.counters().checks_undecided, 1u);
+  EXPECT_EQ(c.engine.counters().pairs_wrong, 0u);
+}
+
+TEST(SpotCheck, WithNobodyToAskTheRoundGoesOn) {
+  Checked c(1, false, 1.0);
+  c.begin(kPairs);
+  c.run();
+  c.expect_right();
+  EXPECT_EQ(c.engine.counters().checks_unanswered, 3u);  // experts
+}
+
+TEST(SpotCheck, ASecondOpinionThatIsLateOrLostHoldsNobodyUp) {
+  for (const bool lost : {true, false}) {
+    Checked c(2, false, 1.0);
+    c.begin({{0, 1}});
+    std::vector<Request> sent;
+    for (std::uint32_t i : c.engine.to_send) sent.push_back(c.engine.request(i));
+    c.engine.to_send.clear();
+    ASSERT_EQ(sent.size(), 2u);
+    const Request& first = sent[0];
+    const Request& opinion = sent[1];
+    EXPECT_NE(opinion.check, Request::kNoCheck);
+    EXPECT_NE(first.worker, opinion.worker);
+    c.engine.on_result(first.worker, first.id, {.n_embd = 4, .first_row = 0, .n_rows = 1, .total_rows = 1}, false, c.now,
+                       [&](std::uint32_t, std::uint32_t pair) {
+                         c.out[pair] = Checked::right(pair);
+                         return RowState::kFinite;
+                       },
+                       [](std::uint32_t, std::uint32_t) { return RowState::kFinite; });
+    EXPECT_FALSE(c.engine.finished());
+    if (lost) c.engine.link_down(opinion.worker);
+    else c.now = c.engine.next_wake();
+    c.step();
+    c.expect_right();
+    EXPECT_EQ(c.engine.counters().checks_unanswered, 1u);
+    EXPECT_EQ(c.fleet.reputation(opinion.worker).offences, 0u);
+  }
+}
+
+TEST(SpotCheck, WhenALiarIsCaughtTheRestOfItsRoundIsCheckedToo) {
+  // A share so small that only the check planted below takes place.
+  Checked c(1, true, 1e-9);
+  c.begin({{0, 1}, {0, 2}, {0, 3}, {0, 4}});
+  EXPECT_EQ(c.engine.check_slots(), 0u);
+  c.engine.check_expert_of(2);
+  c.lies[0] = 3;
+  c.run();
+  c.step();
+  c.step();
+  c.expect_right();
+  EXPECT_EQ(c.engine.counters().pairs_wrong, 4u);
+  EXPECT_EQ(c.fleet.reputation(0).offences, 1u);
+}
+
+TEST(SpotCheck, ZeroChecksNothing) {
+  Checked c(1, true, 0.0);
+  c.lies[0] = 1;
+  c.begin(kPairs);
+  c.run();
+  ASSERT_TRUE(c.engine.finished());
+  EXPECT_EQ(c.engine.check_slots(), 0u);
+  ASSERT_TRUE(c.engine.end(c.fleet, c.now));
+  EXPECT_EQ(c.fleet.state(0), WorkerState::kUp);
+}
+
+}  // namespace
+}  // namespace kvasir::dispatch
