@@ -16,7 +16,7 @@ foreach(component kvasir hub plugin)
   string(REPLACE "kvasir-kvasir" "kvasir" package kvasir-${component})
   install(FILES LICENSE RENAME copyright DESTINATION share/doc/${package} COMPONENT ${component})
 endforeach()
-install(FILES README.md DESTINATION share/doc/kvasir COMPONENT kvasir)
+install(FILES README.md SECURITY.md DESTINATION share/doc/kvasir COMPONENT kvasir)
 install(DIRECTORY docs/ DESTINATION share/doc/kvasir COMPONENT kvasir FILES_MATCHING PATTERN "*.md")
 
 # Services. Their settings may hold tokens: for root's eyes alone.
