@@ -22,7 +22,9 @@ constexpr auto kVariables = std::to_array<Variable>({
     {"KVASIR_RELAY", "https://host", "the hub through which workers named relay:… are reached"},
     {"KVASIR_RELAY_TOKEN", "text", "node token of that hub (default: KVASIR_TOKEN)"},
     {"KVASIR_RELAY_CA", "file", "PEM certificate of a hub that signed its own"},
-    {"KVASIR_TOKEN", "text", "node token shown to the workers"},
+    {"KVASIR_HUB", "URL", "hub that says which workers to use, instead of a list of them"},
+    {"KVASIR_HUB_CA", "file", "certificate of a hub that signed its own"},
+    {"KVASIR_TOKEN", "text", "node token shown to the hub, or to the workers of a list"},
     {"KVASIR_CONFIG", "file", "JSON object with any of these names; the environment wins"},
     {"KVASIR_NUMERICS", "exact|invariant|fast", "numeric class"},
     {"KVASIR_WIRE", "f32|f16|bf16|q8|auto", "how rows travel; only with KVASIR_NUMERICS=fast"},
@@ -204,8 +206,18 @@ Result<Config> load_config(const std::function<std::optional<std::string>(std::s
       return fix_input(std::format("KVASIR_SPOT_CHECK={} is not a share from 0 to 1; the default is 0.005.", it->second));
     config.dispatch.spot_check = share;
   }
-  if (config.dispatch.local == LocalPolicy::kNever && config.dispatch.workers.empty())
-    return fix_input("KVASIR_LOCAL=never needs workers; set KVASIR_WORKERS=host:port,….");
+  if (const auto it = values.find("KVASIR_HUB"); it != values.end()) {
+    if (!config.dispatch.workers.empty())
+      return fix_input("KVASIR_HUB and KVASIR_WORKERS both say which workers to use; set one of them.");
+    if (config.upload) return fix_input("KVASIR_UPLOAD=1 is for workers of your own (KVASIR_WORKERS); nodes of a hub fetch from it.");
+    const auto ca_file = values.find("KVASIR_HUB_CA");
+    KVASIR_ASSIGN(config.hub, hub::check_address({it->second, config.dispatch.token, ca_file == values.end() ? "" : ca_file->second}));
+    // Workers are shown the tickets that the hub gives out for them, and the hub's token never.
+    config.dispatch.token.clear();
+    config.dispatch.workers_follow = true;
+  }
+  if (config.dispatch.local == LocalPolicy::kNever && config.dispatch.workers.empty() && !config.hub)
+    return fix_input("KVASIR_LOCAL=never needs workers; set KVASIR_WORKERS=host:port,…, or KVASIR_HUB.");
   return config;
 }
 

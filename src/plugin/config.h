@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "dispatch/dispatcher.h"
+#include "hub/client/hub_client.h"
 
 namespace kvasir::plugin {
 
@@ -24,6 +25,7 @@ enum class Replica {
 
 struct Config {
   dispatch::Options dispatch;
+  std::optional<hub::HubAddress> hub;  // instead of a list of workers
   Replica replica = Replica::kMmap;
   bool upload = false;  // hand workers the experts that none holds
   bool stats_at_exit = false;

@@ -93,6 +93,19 @@ TEST(Config, WrongValuesSayWhatIsAllowed) {
   EXPECT_NE(error_of({{"KVASIR_WORKERS", "no-port"}}), "");
 }
 
+TEST(Config, AHubTakesThePlaceOfAList) {
+  const Loaded loaded = load({{"KVASIR_HUB", "https://hub.example/"}, {"KVASIR_TOKEN", "secret"}, {"KVASIR_LOCAL", "never"}});
+  ASSERT_TRUE(loaded.config) << loaded.config.error().message;
+  EXPECT_EQ(loaded.config->hub->url, "https://hub.example");
+  EXPECT_EQ(loaded.config->hub->token, "secret");
+  EXPECT_TRUE(loaded.config->dispatch.workers_follow);
+  EXPECT_EQ(loaded.config->dispatch.token, "");  // workers never see it
+  EXPECT_THAT(error_of({{"KVASIR_HUB", "https://hub.example"}}), HasSubstr("token"));
+  EXPECT_THAT(error_of({{"KVASIR_HUB", "http://hub.example"}, {"KVASIR_TOKEN", "t"}}), HasSubstr("in the clear"));
+  EXPECT_THAT(error_of({{"KVASIR_HUB", "https://h"}, {"KVASIR_TOKEN", "t"}, {"KVASIR_WORKERS", "a:1"}}), HasSubstr("both"));
+  EXPECT_THAT(error_of({{"KVASIR_HUB", "https://h"}, {"KVASIR_TOKEN", "t"}, {"KVASIR_UPLOAD", "1"}}), HasSubstr("UPLOAD"));
+}
+
 TEST(Config, FileIsReadAndTheEnvironmentWins) {
   const std::string path = ::testing::TempDir() + "/kvasir-config-test.json";
   std::ofstream(path) << R"({"KVASIR_WORKERS": "127.0.0.1:7001", "KVASIR_LOCAL": "never", "KVASIR_STATS": 1})";

@@ -131,13 +131,14 @@ Result<dispatch::Dispatcher*> Runtime::dispatcher() {
     }
     dispatcher_ = *std::move(made);
     watch_coverage();
+    dispatcher_status_ = start_follower();
   });
   if (!dispatcher_status_) return std::unexpected(dispatcher_status_.error());
   return dispatcher_.get();
 }
 
 void Runtime::watch_coverage() {
-  if (config_.dispatch.local != dispatch::LocalPolicy::kFallback || config_.dispatch.workers.empty()) return;
+  if (config_.dispatch.local != dispatch::LocalPolicy::kFallback || (config_.dispatch.workers.empty() && !config_.hub)) return;
   if (config_.dispatch.hot_bytes_max > 0) return;  // local work is then a choice, and no sign of anything
   std::thread([dispatcher = dispatcher_.get()] {
     CoverageNotice notice;
@@ -147,6 +148,16 @@ void Runtime::watch_coverage() {
       if (const auto sentence = notice.look(stats.pairs_remote, stats.pairs_local)) log_line(*sentence);
     }
   }).detach();
+}
+
+Status Runtime::start_follower() {
+  if (!config_.hub || config_.dispatch.local == dispatch::LocalPolicy::kOnly) return {};
+  HubFollower::Options options{.hub = *config_.hub, .log = [](std::string line) { log_line(line); }};
+  KVASIR_ASSIGN(follower_, HubFollower::start(std::move(options), *dispatcher_));
+  // The hub is told what was done since the last report. After libcurl's first use, so that this
+  // runs before TLS is torn down.
+  std::atexit([] { g_runtime->follower_.reset(); });
+  return {};
 }
 
 Result<const dispatch::Layer*> Runtime::layer_of(const ExpertFfn& ffn) {
@@ -168,6 +179,7 @@ Result<const dispatch::Layer*> Runtime::layer_of(const ExpertFfn& ffn) {
 Result<const dispatch::Layer*> Runtime::register_layer(const ExpertFfn& ffn) {
   KVASIR_ASSIGN(dispatch::Dispatcher * dispatcher, this->dispatcher());
   KVASIR_ASSIGN(const wire::LayerId id, layer_id_of(ffn, config_.replica));
+  if (follower_) follower_->add_layer(id);
   const std::uint64_t expert_bytes = bytes_per_expert(ffn);
   if (!config_.upload) return &dispatcher->register_layer(id, ffn.layer, ffn.recipe, expert_bytes);
   Result<LayerUpload> upload = LayerUpload::make(ffn, id);
@@ -217,6 +229,7 @@ std::string Runtime::stats_json() {
       {"spot_ns_sum", s.spot_ns_sum},
       {"workers_up", s.workers_up},
       {"hot_bytes", s.hot_bytes},
+      {"rounds_busy", s.rounds_busy},
       {"splits_local", local_splits_.load(std::memory_order_relaxed)},
   };
   json["workers"] = dispatcher_ ? workers_json(*dispatcher_) : nlohmann::ordered_json::array();

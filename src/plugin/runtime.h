@@ -15,6 +15,7 @@
 #include "dispatch/dispatcher.h"
 #include "plugin/config.h"
 #include "plugin/expert_graph.h"
+#include "plugin/hub_follower.h"
 
 namespace kvasir::plugin {
 
@@ -47,11 +48,13 @@ class Runtime {
   explicit Runtime(Config config) : config_(std::move(config)) {}
   void start_stats();
   void watch_coverage();
+  Status start_follower();
   Result<const dispatch::Layer*> register_layer(const ExpertFfn& ffn);
 
   Config config_;
   std::once_flag dispatcher_once_;
   std::unique_ptr<dispatch::Dispatcher> dispatcher_;
+  std::unique_ptr<HubFollower> follower_;  // with KVASIR_HUB
   Status dispatcher_status_;
 
   std::mutex registering_;  // one layer at a time; taken before mutex_

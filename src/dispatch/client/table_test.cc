@@ -188,6 +188,15 @@ TEST_F(Table, AnotherAddressOfTheSameWorkerTakesOver) {
   ASSERT_TRUE(wait_for([&] { return round() && b->execs > 0; }));
 }
 
+TEST_F(Table, ANewReplicaIsTriedBesideAQuickOne) {
+  const auto a = worker(), b = worker();
+  start(LocalPolicy::kNever);
+  dispatcher->set_workers({at(*a, "a")});
+  for (int i = 0; i < 50; ++i) ASSERT_TRUE(round());
+  dispatcher->set_workers({at(*a, "a"), at(*b, "b")});
+  EXPECT_TRUE(wait_for([&] { return round() && b->execs > 20; }));
+}
+
 TEST_F(Table, SlotsAreUsedAgainEvenWhileADriverSleeps) {
   const auto a = worker();
   start(LocalPolicy::kFallback);

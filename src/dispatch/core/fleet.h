@@ -126,6 +126,7 @@ class Fleet {
   };
   // For a request of `pairs` sent now on top of what is outstanding.
   Deadlines deadlines(WorkerIndex w, std::uint32_t pairs, TimePoint now) const;
+  bool is_measured(WorkerIndex w) const { return workers_[w].latency.samples() > 0; }
   // Would `pairs` more wait there at least as long as they take?
   bool is_busy(WorkerIndex w, std::uint32_t pairs, TimePoint now) const;
   // Expected time until `pairs` more would be answered; for choosing.

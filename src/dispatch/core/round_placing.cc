@@ -165,6 +165,8 @@ std::optional<WorkerIndex> RoundEngine::choose(Fleet& fleet, const LayerRoutes* 
   if (n == 0) return std::nullopt;
   if (n == 1) return drawn[0];
   if (fleet.rng().below(2) == 1) std::swap(drawn[0], drawn[1]);  // ties fall evenly
+  for (const WorkerIndex w : drawn)
+    if (!hedge && !fleet.is_measured(w) && fleet.rng().below(tuning_.unmeasured_one_in) == 0) return w;
   const Nanos first = fleet.predicted_finish(drawn[0], pairs_on_worker_[drawn[0]] + group.count, now);
   const Nanos second = fleet.predicted_finish(drawn[1], pairs_on_worker_[drawn[1]] + group.count, now);
   return second < first ? drawn[1] : drawn[0];

@@ -61,6 +61,11 @@ struct Tuning {
   Nanos lie_quarantine_first = std::chrono::hours(1);
   Nanos lie_quarantine_max = std::chrono::hours(24);
 
+  // --- new replicas ---
+  // A worker without measurements is guessed to be slow, and would never be measured beside
+  // one that is known to be quick: it gets this share of the choices that it is drawn in.
+  std::uint32_t unmeasured_one_in = 16;
+
   // --- no local compute ---
   Nanos no_replica_wait = std::chrono::seconds(10);
   Nanos no_replica_retry = std::chrono::milliseconds(20);

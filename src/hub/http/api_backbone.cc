@@ -27,9 +27,11 @@ Response routes(Hub& hub, const Request& request) {
     return found == request.query.end() ? std::string() : found->second;
   };
   const std::string model = parameter("model"), since = parameter("since");
+  // An empty table would make backbones forget workers that still serve them.
+  if (const Nanos wait = hub.wakes_in(request.now); wait > Nanos::zero()) return waking_response(wait);
   return hub.with_market([&](Market& market) {
     market.advance(request.now);
-    const std::string version = std::to_string(market.routes_version());
+    const std::string version = std::format("{}-{}", hub.instance(), market.routes_version());
     if (!since.empty() && since == version && !request.last_chance) {
       Response wait;
       wait.ask_again = kLookAgain;
@@ -102,7 +104,7 @@ void add_backbone_routes(Router& router, Hub& hub) {
        .query = {{"model", "of this model only", false}, {"since", "the version of the last answer", false}},
        .body_example = {},
        .answer_example =
-           R"({"version":"17","workers":[{"worker_id":"laptop","model":"qwen","url":"192.0.2.7:7000",
+           R"({"version":"5f0c-17","workers":[{"worker_id":"laptop","model":"qwen","url":"192.0.2.7:7000",
                 "fingerprint":"00","ticket":"00",
                 "segments":[[0,0,16]],"speed":1200.5,"draining":false}]})",
        .handler = [&hub](const Request& request) { return routes(hub, request); }});

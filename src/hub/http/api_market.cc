@@ -258,12 +258,7 @@ Response volunteer(Hub& hub, const Request& request) {
     return error_response(400, "say what you offer: max_experts or memory_bytes.");
   if (hub.is_banned(offer.worker_id))
     return error_response(403, std::format("worker '{}' is banned from this hub.", offer.worker_id));
-  if (const Nanos wait = hub.wakes_in(request.now); wait > Nanos::zero()) {
-    Response waking =
-        error_response(503, "the hub has just started and waits for the nodes it knew; ask again in a moment.");
-    waking.headers.emplace_back("Retry-After", std::to_string(std::chrono::ceil<std::chrono::seconds>(wait).count()));
-    return waking;
-  }
+  if (const Nanos wait = hub.wakes_in(request.now); wait > Nanos::zero()) return waking_response(wait);
   return hub.with_market([&](Market& market) {
     if (!offer.model.empty() && market.find_model(offer.model) == nullptr)
       return error_response(404, std::format("there is no model '{}' here; see /api/models.", offer.model));

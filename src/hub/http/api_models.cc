@@ -58,10 +58,9 @@ Response manifest(Hub& hub, const Request& request) {
     wanted = *parsed;
   }
   json layers = json::array();
-  for (const gguf::LayerExperts& layer : model->moe().layers()) {
+  for (std::size_t i = 0; i < model->layer_ids().size(); ++i) {
+    const gguf::LayerExperts& layer = model->moe().layers()[i];
     if (wanted && !wanted->contains(layer.layer)) continue;
-    const auto id = model->moe().layer_id(layer);
-    if (!id) return error_response(id.error());
     json tensors = json::array();
     for (const gguf::ExpertTensor& tensor : layer.tensors) {
       json hashes = json::array();
@@ -76,13 +75,30 @@ Response manifest(Hub& hub, const Request& request) {
     layers.push_back({{"layer", layer.layer},
                       {"group", gguf::to_string(layer.group)},
                       {"n_expert", layer.n_expert},
-                      {"layer_id", to_hex(*id)},
+                      {"layer_id", to_hex(model->layer_ids()[i])},
                       {"bytes_per_expert", layer.bytes_per_expert()},
                       {"tensors", std::move(tensors)}});
   }
   json out = summary(*model);
   out["layers"] = std::move(layers);
   return json_response(out);
+}
+
+// A backbone has weights in memory and no name for them.
+Response layer(Hub& hub, const Request& request) {
+  const auto wanted = request.query.find("id");
+  if (wanted == request.query.end()) return error_response(400, "say which layer: id=HEX, a layer's id.");
+  for (const HostedModelPtr& model : hub.catalogue().list()) {
+    const auto& ids = model->layer_ids();
+    if (std::ranges::none_of(ids, [&](const gguf::LayerId& id) { return to_hex(id) == wanted->second; })) continue;
+    json layers = json::array();
+    for (std::size_t i = 0; i < ids.size(); ++i)
+      layers.push_back({{"layer", model->moe().layers()[i].layer},
+                        {"group", gguf::to_string(model->moe().layers()[i].group)},
+                        {"layer_id", to_hex(ids[i])}});
+    return json_response({{"model", model->name()}, {"layers", std::move(layers)}});
+  }
+  return error_response(404, "no model here has a layer of these experts; is it another version of the file?");
 }
 
 // layers=0:2&experts=0:16, or the older layer=L&expert_begin=a&expert_end=b.
@@ -172,6 +188,14 @@ void add_model_routes(Router& router, Hub& hub) {
                 "shape":[1,1,1,1],
                 "per_expert":true,"bytes_per_slab":1,"blake3":["00"]}]}]})",
        .handler = [&hub](const Request& request) { return manifest(hub, request); }});
+  router.add({.method = "GET",
+              .pattern = "/api/layers",
+              .summary = "Which model has a layer of this id, and the ids of its other layers",
+              .scopes = nodes,
+              .query = {{"id", "a layer's id, 64 hexadecimal digits", true}},
+              .body_example = {},
+              .answer_example = R"({"model":"qwen","layers":[{"layer":0,"group":"exps","layer_id":"00"}]})",
+              .handler = [&hub](const Request& request) { return layer(hub, request); }});
   router.add({.method = "GET",
               .pattern = "/api/proxy/models/{m}/expert-shard",
               .summary = "A slice of the model as GGUF; ranges, If-Range and HEAD as of any file",

@@ -145,6 +145,38 @@ TEST(Api, RoutesWaitForAChange) {
   EXPECT_EQ(changed["workers"].size(), 1u);
 }
 
+TEST(Api, AHubThatHasJustStartedDoesNotSayThatNobodyServes) {
+  TestHub::Options options = closed_group();
+  options.market.heartbeat = std::chrono::milliseconds(400);
+  options.nodes_were_here = true;
+  TestHub hub(options);
+  TestClient client = hub.client();
+  const Reply waking = client.get("/api/expert-routes", hub.backbone);
+  EXPECT_EQ(waking.status, 503);
+  EXPECT_EQ(waking.headers.at("retry-after"), "1");
+  const json beat = {{"worker_id", "w"}, {"model", "m"}, {"segments", {{0, 0, 4}}}, {"url", "192.0.2.1:7000"}};
+  EXPECT_EQ(client.post("/api/expert-coverage", hub.worker, beat).status, 200);
+  Reply awake = client.get("/api/expert-routes", hub.backbone);
+  for (int i = 0; i < 200 && awake.status == 503; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    awake = client.get("/api/expert-routes", hub.backbone);
+  }
+  EXPECT_EQ(awake.json()["workers"].size(), 1u);
+}
+
+TEST(Api, ALayersIdNamesItsModel) {
+  TestHub hub(closed_group());
+  TestClient client = hub.client();
+  const auto model = *gguf::MoeModel::open((hub.top / "models" / "m.gguf").string());
+  const std::string id = to_hex(*model.layer_id(model.layers()[1]));
+  const json found = client.get("/api/layers?id=" + id, hub.backbone).json();
+  EXPECT_EQ(found["model"], "m");
+  ASSERT_EQ(found["layers"].size(), 2u);
+  EXPECT_EQ(found["layers"][1], json({{"layer", 1}, {"group", "exps"}, {"layer_id", id}}));
+  EXPECT_EQ(client.get("/api/layers?id=" + std::string(64, '0'), hub.backbone).status, 404);
+  EXPECT_EQ(client.get("/api/layers", hub.backbone).status, 400);
+}
+
 TEST(Api, AnAdmittedKeyFetchesAToken) {
   TestHub hub;
   TestClient client = hub.client();

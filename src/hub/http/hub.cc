@@ -24,8 +24,15 @@ constexpr Nanos kLifeInterval = std::chrono::seconds(10);
 
 }  // namespace
 
+Response waking_response(Nanos wait) {
+  Response out = error_response(503, "the hub has just started and waits for the nodes it knew; ask again in a moment.");
+  out.headers.emplace_back("Retry-After", std::to_string(std::chrono::ceil<std::chrono::seconds>(wait).count()));
+  return out;
+}
+
 Hub::Hub(HubOptions options, std::unique_ptr<Store> store, std::function<void(const std::string&)> log)
     : options_(std::move(options)),
+      instance_(random_hex(4)),
       store_(std::move(store)),
       log_(std::move(log)),
       authenticator_(*store_),

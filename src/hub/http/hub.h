@@ -76,6 +76,8 @@ class Hub {
   void log_error(const Error& error) const { log_(error.message); }
   std::mutex nonces_mutex;
   Nonces nonces{std::chrono::seconds(60)};
+  // Of this start of this process: counters that begin anew are not taken for old ones.
+  const std::string& instance() const { return instance_; }
   // Just started, and nodes that were here a moment ago have not reported yet: volunteers
   // would be sent to holes that are none. Zero: awake.
   Nanos wakes_in(TimePoint now) const { return std::max(Nanos::zero(), awake_at_ - now); }
@@ -87,6 +89,7 @@ class Hub {
   void note_life();
 
   HubOptions options_;
+  const std::string instance_;
   std::unique_ptr<Store> store_;
   std::function<void(const std::string&)> log_;
   Authenticator authenticator_;
@@ -104,6 +107,9 @@ class Hub {
   std::unique_ptr<Catalogue> catalogue_;  // calls back into the market: gone before it
   std::thread thread_;
 };
+
+// The answer while wakes_in() is not zero.
+Response waking_response(Nanos wait);
 
 // Each adds the routes of one subject.
 void add_model_routes(Router& router, Hub& hub);

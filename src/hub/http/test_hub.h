@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -23,6 +24,7 @@ class TestHub {
     MarketOptions market{};
     ServerOptions server{};
     bool no_proof = false;
+    bool nodes_were_here = false;  // before a restart, a moment ago
   };
 
   explicit TestHub(Options options) {
@@ -32,6 +34,7 @@ class TestHub {
     std::filesystem::create_directories(top / "models");
     std::filesystem::create_directories(top / "data");
     write_model("m", 1);
+    if (options.nodes_were_here) std::ofstream(top / "data" / "nodes-seen") << unix_now() << '\n';
     HubOptions hub_options;
     hub_options.data_dir = top / "data";
     hub_options.models_dir = top / "models";

@@ -63,12 +63,15 @@ Result<std::shared_ptr<HostedModel>> HostedModel::open(const std::filesystem::pa
     out->identity_.push_back(*identity);
   }
   std::size_t n = 0;
-  for (const gguf::LayerExperts& layer : out->moe_.layers())
+  for (const gguf::LayerExperts& layer : out->moe_.layers()) {
+    KVASIR_ASSIGN(const gguf::LayerId id, out->moe_.layer_id(layer));
+    out->layer_ids_.push_back(id);
     for (const gguf::ExpertTensor& tensor : layer.tensors) {
       out->tensors_.push_back(&tensor);
       out->first_hash_.push_back(n);
       n += gguf::slab_count(layer, tensor);
     }
+  }
   out->hashes_.resize(n);
   return out;
 }

@@ -36,6 +36,8 @@ class HostedModel : public std::enable_shared_from_this<HostedModel> {
   const gguf::MoeModel& moe() const { return moe_; }
   const std::vector<FileIdentity>& identity() const { return identity_; }
   ModelShape shape() const;
+  // Of moe().layers(), in their order.
+  const std::vector<gguf::LayerId>& layer_ids() const { return layer_ids_; }
 
   // kRetryLater once a file was written to since it was opened.
   Status check_unchanged() const;
@@ -66,6 +68,7 @@ class HostedModel : public std::enable_shared_from_this<HostedModel> {
   std::string name_;
   gguf::MoeModel moe_;
   std::vector<FileIdentity> identity_;
+  std::vector<gguf::LayerId> layer_ids_;
   std::vector<const gguf::ExpertTensor*> tensors_;  // in the order of the hashes
   std::vector<std::size_t> first_hash_;             // of each
   std::vector<gguf::Hash> hashes_;
