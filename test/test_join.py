@@ -1,92 +1,16 @@
-"""kvasir-hub and kvasir join as processes: an empty hub fills itself, holes are taken, downloads survive."""
+"""kvasir join as a process: downloads survive, and what is wrong is said."""
 
-import json
+import os
+import pathlib
 import random
 import time
-import urllib.request
 
 import harness
-from harness import BUILD, KVASIR, TINY, SystemTest
-
-HUB = BUILD / "bin" / "kvasir-hub"
-PROMPT = harness.PROMPTS[0]
+from harness import KVASIR, TINY
+from swarm import Swarm, ask
 
 
-class Hub(harness.Process):
-    def __init__(self, folder, port=0, extra=()):
-        self.data = folder / "hub"
-        self.models = folder / "models"
-        self.models.mkdir(exist_ok=True)
-        link = self.models / "tiny.gguf"
-        if not link.exists():
-            link.symlink_to(TINY)
-        super().__init__([HUB, "--data", self.data, "--models", self.models, "--listen", f"127.0.0.1:{port}", *extra])
-        self.url = self.next_line(r"^http://")
-        self.port = int(self.url.rsplit(":", 1)[1])
-
-    @staticmethod
-    def token(folder, scope):
-        return harness.run([HUB, "token", "create", "--data", folder / "hub", "--scope", scope]).stdout.strip()
-
-
-def ask(url, token, path, body=None):
-    request = urllib.request.Request(url + path, data=None if body is None else json.dumps(body).encode(),
-                                     headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        return json.load(answer)
-
-
-class Join(SystemTest):
-    def setUp(self):
-        super().setUp()
-        self.worker_token = Hub.token(self.folder, "worker")
-        self.backbone_token = Hub.token(self.folder, "backbone")
-
-    def hub(self, **kwargs):
-        return self.start(Hub(self.folder, **kwargs))
-
-    def join(self, hub, name, memory, *extra):
-        args = [KVASIR, "join", hub.url, "--memory", memory, "--threads", 1, "--data", self.folder / name,
-                "--cache", self.folder / name / "slices", *extra]
-        return self.start(harness.Process(args, env=harness.clean_environment(KVASIR_TOKEN=self.worker_token)))
-
-    def demand(self, hub):
-        return ask(hub.url, self.backbone_token, "/api/expert-demand?model=tiny")["segments"]
-
-    def covered(self, hub):
-        """Held, not only promised."""
-        return all(s["replicas"] - s["reserved"] >= s["target"] for s in self.demand(hub))
-
-    def links(self, hub):
-        return [w["url"] for w in ask(hub.url, self.backbone_token, "/api/expert-routes?model=tiny")["workers"]]
-
-    def test_an_empty_hub_fills_itself_and_holes_are_taken(self):
-        stock = self.server(TINY, harness.clean_environment()).complete(PROMPT, 24)
-        hub = self.hub()
-        self.assertTrue(all(s["replicas"] == 0 for s in self.demand(hub)))
-        nodes = [self.join(hub, f"n{i}", memory) for i, memory in enumerate(["12M", "12M", "9M", "6M"])]
-        harness.wait_until(lambda: self.covered(hub), "coverage to reach its target", 90)
-
-        def complete(stats_name):
-            stats = self.folder / stats_name
-            env = harness.plugin_environment(self.links(hub), local="never", stats=stats, KVASIR_CONNECT_MS=3000)
-            server = self.server(TINY, env)
-            tokens = server.complete(PROMPT, 24)
-            server.stop()
-            counters = harness.read_stats(stats)
-            self.assertGreater(counters["pairs_remote"], 0)
-            self.assertEqual(counters["pairs_local"], 0)
-            return tokens
-
-        self.assertEqual(complete("before"), stock)
-        nodes[0].kill()
-        harness.wait_until(lambda: not self.covered(hub), "the hub to miss the node that died", 60)
-        began = time.monotonic()
-        self.join(hub, "new", "12M")
-        harness.wait_until(lambda: self.covered(hub), "the hole to be taken", 60)
-        print(f"hole taken {time.monotonic() - began:.1f} s after a node was there to take it")
-        self.assertEqual(complete("after"), stock)
-
+class Join(Swarm):
     def test_a_download_survives_twenty_kills_and_two_restarts(self):
         hub = self.hub()
         port = hub.port
@@ -105,6 +29,27 @@ class Join(SystemTest):
         self.assertGreater(len(files), 0)
         for file in files:
             harness.run([KVASIR, "slice", TINY, "--verify", file])
+
+    def test_nice_is_for_the_computing_only(self):
+        hub = self.hub()
+        node = self.join(hub, "n", "6M", "--nice", "15")
+        harness.wait_until(lambda: any(w["segments"] for w in ask(hub.url, self.backbone_token, "/api/expert-routes")["workers"]),
+                           "the node to serve", 60)
+
+        def niceness():
+            return [os.getpriority(os.PRIO_PROCESS, int(task.name)) for task in pathlib.Path(f"/proc/{node.pid}/task").iterdir()]
+
+        usual = os.getpriority(os.PRIO_PROCESS, 0)
+        self.assertEqual(set(niceness()), {usual, 15})
+        self.assertEqual(niceness().count(usual), 1, "the heartbeat alone keeps its priority")
+
+    def test_a_days_cap_on_data_is_kept(self):
+        hub = self.hub()
+        node = self.join(hub, "n", "6M", "--data-cap", "1M")
+        harness.wait_until(lambda: any("share of data is used up" in line for line in node.err), "the node to say why it waits", 60)
+        fetched = sum(f.stat().st_size for f in (self.folder / "n" / "slices").iterdir() if not f.name.startswith("received"))
+        self.assertLess(fetched, 2_000_000)
+        self.assertEqual(node.stop(), 0)
 
     def test_what_is_wrong_is_said(self):
         hub = self.hub()

@@ -123,7 +123,8 @@ Nanos Heartbeat::beat() {
       if (std::exchange(reachable_, false))
         options_.log(std::format("{} The node goes on serving and keeps trying.",
                                  reply ? reply->error() : reply.error().message));
-      return reply && reply->retry_after ? std::clamp(*reply->retry_after, kIntervalMin, kIntervalMax) : kInterval / 2;
+      return reply && reply->retry_after ? std::clamp(*reply->retry_after, kIntervalMin, kIntervalMax)
+                                         : std::max(interval_ / 2, kIntervalMin);
     }
     if (!std::exchange(reachable_, true)) options_.log("the hub is back.");
     if (reply->status == 429) return std::clamp(reply->retry_after.value_or(kInterval), kIntervalMin, kIntervalMax);
@@ -145,10 +146,22 @@ Nanos Heartbeat::beat() {
       if (answer_json.value("move", false)) move_ = true;
     }
     const auto challenge = answer_json.find("challenge");
+    if (challenge != answer_json.end() && body.contains("proof") && counted_ == 0) {
+      // The model's file was replaced, or ours is damaged: these slices are of no more use. Proofs
+      // that fail again and again would bar the node.
+      if (std::exchange(refused_, now.slices) != now.slices)
+        options_.log("the hub does not accept what this node holds (its model may have changed); asking for work anew.");
+    }
+    if (challenge != answer_json.end() && !refused_.empty() && refused_ == now.slices) {
+      const std::lock_guard lock(mutex_);
+      move_ = true;
+      return interval_;
+    }
     if (challenge == answer_json.end() && !moved_house) {
       const double seconds = answer_json.value("heartbeat_s", 10.0);
-      return std::clamp(std::chrono::duration_cast<Nanos>(std::chrono::duration<double>(seconds)), kIntervalMin,
-                        kIntervalMax);
+      interval_ = std::clamp(std::chrono::duration_cast<Nanos>(std::chrono::duration<double>(seconds)), kIntervalMin,
+                             kIntervalMax);
+      return interval_;
     }
     body = body_of(now);
     if (challenge != answer_json.end()) {

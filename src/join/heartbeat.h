@@ -44,7 +44,8 @@ class Heartbeat {
   // Takes effect at once, not at the next beat.
   void update(const std::function<void(NodeState&)>& change);
   NodeState state() const;
-  // The hub has asked the node to move, or does not know its model any more; reading clears it.
+  // The hub has asked the node to move, does not know its model any more, or has another
+  // version of it; reading clears it.
   bool take_move_request();
   // Of what is reported, this much the hub counts.
   std::uint64_t experts_counted() const;
@@ -64,8 +65,10 @@ class Heartbeat {
   NodeState state_;
   bool changed_ = false, stopping_ = false, move_ = false;
   std::uint64_t counted_ = 0;
+  std::vector<std::shared_ptr<const gguf::MoeModel>> refused_;  // slices whose proof failed
   std::string local_ip_;  // as the hub was last reached
   bool reachable_ = true;
+  Nanos interval_ = std::chrono::seconds(10);  // as the hub last said
   std::thread thread_;
 };
 

@@ -27,7 +27,6 @@ namespace fs = std::filesystem;
 
 constexpr Nanos kTick = std::chrono::milliseconds(500);
 constexpr Nanos kAskAgain = std::chrono::seconds(10), kAskAgainMax = std::chrono::minutes(5);
-constexpr Nanos kConditionsInterval = std::chrono::seconds(5);
 constexpr Nanos kOncePatience = std::chrono::minutes(2);
 constexpr Nanos kCountedPatience = std::chrono::seconds(60);  // --once: for the hub to count what is held
 
@@ -84,7 +83,7 @@ class Node {
  public:
   explicit Node(NodeOptions options) : options_(std::move(options)) {
     options_.fetch.log = options_.log;
-    options_.fetch.wait = options_.wait;
+    options_.fetch.wait = [this](Nanos time) { return wait_while_fetching(time); };
   }
 
   Status run() {
@@ -110,13 +109,10 @@ class Node {
  private:
   Status work() {
     Nanos ask_in = Nanos::zero();
-    TimePoint looked{}, asked{};
+    TimePoint asked{};
     while (options_.wait(Nanos::zero())) {
       const TimePoint now = monotonic_now();
-      if (now - looked >= kConditionsInterval) {
-        looked = now;
-        KVASIR_TRY(follow_conditions());
-      }
+      KVASIR_TRY(follow_conditions());
       if (!paused_) {
         const bool idle = files_.empty();
         if (heartbeat_->take_move_request()) wants_move_ = true;
@@ -289,8 +285,12 @@ class Node {
     serving_.reset();
   }
 
+  // Looks now and then.
   Status follow_conditions() {
-    const auto reason = reason_to_pause(options_.conditions, look_at_machine(), paused_, own_load());
+    const TimePoint now = monotonic_now();
+    if (now - looked_ < options_.conditions_interval) return {};
+    looked_ = now;
+    const auto reason = reason_to_pause(options_.conditions, options_.look(), paused_, own_load());
     if (reason && !paused_) {
       paused_ = true;
       options_.log(std::format("pausing: {}", *reason));
@@ -301,6 +301,21 @@ class Node {
       if (!files_.empty()) KVASIR_TRY(start_serving({}));
     }
     return {};
+  }
+
+  // Between the steps of a download: what is served meanwhile pauses in time, and so does the
+  // download itself.
+  bool wait_while_fetching(Nanos time) {
+    const TimePoint end = monotonic_now() + time;
+    while (true) {
+      if (const Status followed = follow_conditions(); !followed) {
+        options_.log(followed.error().message);
+        return false;
+      }
+      const Nanos left = std::max(Nanos::zero(), end - monotonic_now());
+      if (!options_.wait(paused_ ? kTick : std::min(left, kTick))) return false;
+      if (!paused_ && monotonic_now() >= end) return true;
+    }
   }
 
   // Cores that this node's computing has kept busy since the last look.
@@ -364,6 +379,7 @@ class Node {
   Nanos backoff_{};
   double speed_ = 0;
   const TimePoint started_ = monotonic_now();
+  TimePoint looked_{};  // at the conditions
   TimePoint load_looked_ = monotonic_now();
   std::uint64_t busy_ns_ = 0;
   std::mt19937 random_{std::random_device{}()};

@@ -33,6 +33,8 @@ struct NodeOptions {
   std::filesystem::path cache_dir;  // slices
   FetchOptions fetch;               // quota, caps and progress; `wait` and `log` are the node's
   Conditions conditions;
+  Nanos conditions_interval = std::chrono::seconds(5);
+  std::function<MachineState()> look = [] { return look_at_machine(); };
   bool once = false;  // fetch, let the hub count it, print the files, end
   std::string software;
   std::function<void(const std::string&)> log;
