@@ -24,6 +24,8 @@
 namespace kvasir::cli {
 namespace {
 
+constexpr std::uint32_t kHeartbeatDefaultS = 10;
+constexpr int kHeartbeatsMissed = 3;  // then a node is gone
 constexpr auto kStopPatience = std::chrono::seconds(10);  // for requests under way
 
 struct Options {
@@ -32,8 +34,10 @@ struct Options {
   bool no_proof = false, trust_proxy = false, verbose = false;
   std::uint32_t target = hub::MarketOptions{}.target;
   std::uint32_t experts_min = hub::MarketOptions{}.experts_min;
+  std::uint32_t heartbeat_s = kHeartbeatDefaultS;
   // Of the subcommands:
   std::string scope = "worker", note, expires, id;
+  std::int64_t pairs_per_day = 0;  // 0: no limit
   bool json = false;
 };
 
@@ -85,6 +89,8 @@ Status serve(const Options& options) {
   hub_options.market.proof = !options.no_proof;
   hub_options.market.target = options.target;
   hub_options.market.experts_min = options.experts_min;
+  hub_options.market.heartbeat = std::chrono::seconds(options.heartbeat_s);
+  hub_options.market.ttl = kHeartbeatsMissed * hub_options.market.heartbeat;
   hub_options.version = KVASIR_VERSION;
   KVASIR_ASSIGN(const auto hub, hub::Hub::create(std::move(hub_options), std::move(store), log));
 
@@ -135,7 +141,11 @@ Status token_create(const Options& options) {
     expires = hub::unix_now() + life;
   }
   KVASIR_ASSIGN(const auto store, open_store(options));
-  const hub::NewToken made = hub::make_token(*scope, options.note, expires, hub::unix_now());
+  hub::NewToken made = hub::make_token(*scope, options.note, expires, hub::unix_now());
+  if (options.pairs_per_day > 0) {
+    if (*scope != hub::Scope::kBackbone) return fix_input("--pairs-per-day is a limit of backbone tokens.");
+    made.record.pairs_per_day = options.pairs_per_day;
+  }
   KVASIR_TRY(store->put_token(made.record));
   std::printf("%s\n", made.text.c_str());
   return {};
@@ -153,6 +163,7 @@ Status token_list(const Options& options) {
       nlohmann::json line = {
           {"id", t.id}, {"scope", hub::to_string(t.scope)}, {"note", t.note}, {"created", t.created}};
       if (t.expires) line["expires"] = *t.expires;
+      if (t.pairs_per_day) line["pairs_per_day"] = *t.pairs_per_day;
       if (t.revoked) line["revoked"] = *t.revoked;
       std::printf("%s\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
     }
@@ -240,12 +251,18 @@ void configure_hub(CLI::App& app, int& exit_code) {
   app.add_option("--min-experts", options->experts_min, "the smallest slice that is of use")
       ->check(CLI::Range(1u, 65'536u))
       ->capture_default_str();
+  app.add_option("--heartbeat", options->heartbeat_s, "seconds between two heartbeats of a node; after three without it is gone")
+      ->check(CLI::Range(1u, 60u))
+      ->capture_default_str();
   app.add_flag("-v,--verbose", options->verbose, "log more");
 
   CLI::App* token = app.add_subcommand("token", "Node tokens")->require_subcommand(1);
   CLI::App* create = add(token, "create", "Make a token; it is printed once and kept only as a hash", token_create);
   create->add_option("--scope", options->scope, "worker, backbone or admin")->capture_default_str();
   create->add_option("--expires", options->expires, "how long it is good: 12h, 30d (default: for ever)");
+  create->add_option("--pairs-per-day", options->pairs_per_day,
+                     "of a backbone: uses of an expert by a token that it may have computed (default: no limit)")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 50));
   create->add_option("--note", options->note, "for your own memory");
   add(token, "list", "Tokens, without their secrets", token_list)
       ->add_flag("--json", options->json, "one JSON object a line");

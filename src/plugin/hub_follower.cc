@@ -238,6 +238,7 @@ void HubFollower::take_routes(const json& answer) {
     why = address.error().message;
     if (skipped_.size() > kSkippedSaidMax) skipped_.erase(text_of(worker, "worker_id"));
   }
+  if (const std::string reason = text_of(answer, "reason"); workers.empty() && !reason.empty()) options_.log(reason);
   dispatcher_.set_workers(std::move(workers));
 }
 

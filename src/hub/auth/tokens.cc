@@ -70,7 +70,7 @@ Result<Principal> Authenticator::check(std::string_view token, UnixSeconds unix_
   if (record->revoked) return fix_input("this token was revoked; ask the hub's operator for a new one.");
   if (record->expires && *record->expires <= unix_time)
     return fix_input("this token has expired; ask the hub's operator for a new one.");
-  return Principal{record->id, record->scope};
+  return Principal{record->id, record->scope, record->pairs_per_day};
 }
 
 }  // namespace kvasir::hub

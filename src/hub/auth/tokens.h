@@ -24,6 +24,7 @@ NewToken make_token(Scope scope, std::string note, std::optional<UnixSeconds> ex
 struct Principal {
   std::string token_id;
   Scope scope = Scope::kWorker;
+  std::optional<std::int64_t> pairs_per_day{};
 };
 
 // Whether `scope` may do what `needed` is needed for: an admin everything, the others their own.

@@ -11,6 +11,7 @@ namespace {
 using nlohmann::json;
 
 constexpr Nanos kLookAgain = std::chrono::milliseconds(250);
+constexpr Nanos kQuotaLookAgain = std::chrono::seconds(5);
 constexpr std::size_t kHeatLayersMax = 4096;
 constexpr std::size_t kHeatExpertsMax = 65'536;
 
@@ -20,6 +21,26 @@ Response json_response(const json& value) {
   return out;
 }
 
+// A backbone that has used up its day gets an empty table, until the next one (UTC).
+std::optional<Response> over_quota(Hub& hub, const Request& request, const std::string& since) {
+  if (!request.principal.pairs_per_day) return std::nullopt;
+  const auto used = hub.store().pairs_used(unix_now() / 86'400, request.principal.token_id);
+  if (!used) {
+    hub.log_error(used.error());
+    return error_response(503, "the ledger cannot be read just now; try again in a moment.");
+  }
+  if (*used < *request.principal.pairs_per_day) return std::nullopt;
+  const std::string version = hub.instance() + "-quota";
+  Response out;
+  if (since == version && !request.last_chance) {
+    out.ask_again = kQuotaLookAgain;
+    return out;
+  }
+  const std::string reason = std::format("this backbone has used up its {} pairs of the day; workers are there again at midnight UTC.",
+                                         *request.principal.pairs_per_day);
+  return json_response({{"version", version}, {"workers", json::array()}, {"reason", reason}});
+}
+
 // since=V waits until the table's version is no longer V, or for as long as the server allows.
 Response routes(Hub& hub, const Request& request) {
   const auto parameter = [&](std::string_view name) {
@@ -27,6 +48,7 @@ Response routes(Hub& hub, const Request& request) {
     return found == request.query.end() ? std::string() : found->second;
   };
   const std::string model = parameter("model"), since = parameter("since");
+  if (auto answer = over_quota(hub, request, since)) return *std::move(answer);
   // An empty table would make backbones forget workers that still serve them.
   if (const Nanos wait = hub.wakes_in(request.now); wait > Nanos::zero()) return waking_response(wait);
   return hub.with_market([&](Market& market) {
@@ -106,7 +128,7 @@ void add_backbone_routes(Router& router, Hub& hub) {
        .answer_example =
            R"({"version":"5f0c-17","workers":[{"worker_id":"laptop","model":"qwen","url":"192.0.2.7:7000",
                 "fingerprint":"00","ticket":"00",
-                "segments":[[0,0,16]],"speed":1200.5,"draining":false}]})",
+                "segments":[[0,0,16]],"speed":1200.5,"draining":false}],"reason":"of an empty table, where there is one"})",
        .handler = [&hub](const Request& request) { return routes(hub, request); }});
   router.add({.method = "POST",
               .pattern = "/api/expert-heat",

@@ -164,6 +164,27 @@ TEST(Api, AHubThatHasJustStartedDoesNotSayThatNobodyServes) {
   EXPECT_EQ(awake.json()["workers"].size(), 1u);
 }
 
+TEST(Api, ABackboneMayHaveAQuota) {
+  TestHub hub(closed_group());
+  TestClient client = hub.client();
+  NewToken limited = make_token(Scope::kBackbone, "", std::nullopt, unix_now());
+  limited.record.pairs_per_day = 100;
+  ASSERT_TRUE(hub.hub->store().put_token(limited.record));
+  const json beat = {{"worker_id", "w"}, {"model", "m"}, {"segments", {{0, 0, 4}}}, {"url", "192.0.2.1:7000"}};
+  EXPECT_EQ(client.post("/api/expert-coverage", hub.worker, beat).status, 200);
+  const auto use = [&](int pairs) {
+    const json report = {{"entries", {{{"worker_id", "w"}, {"pairs", pairs}}}}};
+    EXPECT_EQ(client.post("/api/contributions", limited.text, report).status, 200);
+  };
+  const auto table = [&] { return client.get("/api/expert-routes", limited.text).json(); };
+  use(99);
+  EXPECT_EQ(table()["workers"].size(), 1u);
+  use(1);
+  EXPECT_TRUE(table()["workers"].empty());
+  EXPECT_NE(table()["reason"].get<std::string>().find("100 pairs"), std::string::npos);
+  EXPECT_EQ(client.get("/api/expert-routes", hub.backbone).json()["workers"].size(), 1u);
+}
+
 TEST(Api, ALayersIdNamesItsModel) {
   TestHub hub(closed_group());
   TestClient client = hub.client();

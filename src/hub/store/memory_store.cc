@@ -80,6 +80,14 @@ class MemoryStore final : public Store {
     return out;
   }
 
+  Result<std::int64_t> pairs_used(std::int64_t day, std::string_view reporter) override {
+    const std::lock_guard lock(mutex_);
+    std::int64_t sum = 0;
+    for (const auto& [key, entry] : ledger_)
+      if (entry.day == day && entry.reporter == reporter && entry.side == Side::kBackbone) sum += entry.pairs;
+    return sum;
+  }
+
   Status prune(UnixSeconds before) override {
     const std::lock_guard lock(mutex_);
     std::erase_if(reports_, [before](const auto& report) { return report.second < before; });

@@ -24,6 +24,9 @@ const std::vector<std::vector<const char*>> kMigrations = {
         "reporter, side))",
         "CREATE TABLE reports (report_id TEXT PRIMARY KEY, received BIGINT NOT NULL)",
     },
+    {
+        "ALTER TABLE tokens ADD COLUMN pairs_per_day BIGINT",
+    },
 };
 
 std::int64_t integer(const SqlValue& value) {
@@ -66,9 +69,10 @@ class SqlStore final : public Store {
     const std::lock_guard lock(mutex_);
     return connection_->transaction([&]() -> Status {
       KVASIR_TRY(run(
-          "INSERT INTO tokens VALUES ($1, $2, $3, $4, $5, $6, $7, (SELECT COALESCE(MAX(position), 0) + 1 FROM tokens))",
+          "INSERT INTO tokens VALUES ($1, $2, $3, $4, $5, $6, $7, (SELECT COALESCE(MAX(position), 0) + 1 FROM tokens), "
+          "$8)",
           {t.id, t.secret_hash, value_of(to_string(t.scope)), t.note, t.created, value_of(t.expires),
-           value_of(t.revoked)}));
+           value_of(t.revoked), value_of(t.pairs_per_day)}));
       return {};
     });
   }
@@ -180,6 +184,15 @@ class SqlStore final : public Store {
     return out;
   }
 
+  Result<std::int64_t> pairs_used(std::int64_t day, std::string_view reporter) override {
+    const std::lock_guard lock(mutex_);
+    KVASIR_ASSIGN(const auto rows,
+                  run("SELECT CAST(COALESCE(SUM(pairs), 0) AS BIGINT) FROM contributions WHERE day = $1 AND reporter = $2 "
+                      "AND side = $3",
+                      {day, value_of(reporter), value_of(to_string(Side::kBackbone))}));
+    return integer(rows.at(0).at(0));
+  }
+
   Status prune(UnixSeconds before) override {
     const std::lock_guard lock(mutex_);
     KVASIR_TRY(run("DELETE FROM reports WHERE received < $1", {before}));
@@ -192,7 +205,7 @@ class SqlStore final : public Store {
 
  private:
   static constexpr std::string_view kSelectToken =
-      "SELECT id, secret_hash, scope, note, created, expires, revoked FROM tokens";
+      "SELECT id, secret_hash, scope, note, created, expires, revoked, pairs_per_day FROM tokens";
   static constexpr std::string_view kSelectKey = "SELECT public_key, scope, note, created, revoked FROM keys";
 
   Result<std::vector<SqlRow>> run(std::string_view statement, const SqlRow& values) {
@@ -207,7 +220,7 @@ class SqlStore final : public Store {
   static TokenRecord to_token(const SqlRow& row) {
     const auto scope = parse_scope(text(row[2]));
     TokenRecord out{text(row[0]),  text(row[1]), scope.value_or(Scope::kWorker), text(row[3]), integer(row[4]),
-                    maybe(row[5]), maybe(row[6])};
+                    maybe(row[5]), maybe(row[6]), maybe(row[7])};
     if (!scope) out.revoked = 0;
     return out;
   }

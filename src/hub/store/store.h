@@ -33,6 +33,7 @@ struct TokenRecord {
   UnixSeconds created = 0;
   std::optional<UnixSeconds> expires{};
   std::optional<UnixSeconds> revoked{};
+  std::optional<std::int64_t> pairs_per_day{};  // of a backbone: what it may have computed; none: no limit
   friend bool operator==(const TokenRecord&, const TokenRecord&) = default;
 };
 
@@ -95,6 +96,8 @@ class Store {
                                          UnixSeconds now) = 0;
   // Days from `from` to `to`, both included, ordered by day, worker, reporter, side.
   virtual Result<std::vector<Contribution>> contributions(std::int64_t from, std::int64_t to) = 0;
+  // The pairs that one reporter had computed on a day, as it says itself (Side::kBackbone).
+  virtual Result<std::int64_t> pairs_used(std::int64_t day, std::string_view reporter) = 0;
 
   // Drops report ids older than `before`.
   virtual Status prune(UnixSeconds before) = 0;

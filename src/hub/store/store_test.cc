@@ -111,6 +111,29 @@ TEST_P(StoreContract, TokensAreKeptListedAndRevokedOnce) {
   EXPECT_TRUE(*store_->revoke_token("a", 3000));
   EXPECT_EQ((*store_->find_token("a"))->revoked, 2000);
   EXPECT_EQ((*store_->find_token("b"))->revoked, std::nullopt);
+  TokenRecord limited = token("limited");
+  limited.pairs_per_day = 1'000'000'000'000;
+  ASSERT_TRUE(store_->put_token(limited));
+  EXPECT_EQ(**store_->find_token("limited"), limited);
+}
+
+TEST_P(StoreContract, PairsUsedAreABackbonesOwnOfThatDay) {
+  const auto entry = [](std::int64_t day, const char* worker, const char* reporter, Side side, std::int64_t pairs) {
+    Contribution c;
+    c.day = day;
+    c.worker_id = worker;
+    c.reporter = reporter;
+    c.side = side;
+    c.pairs = pairs;
+    return c;
+  };
+  ASSERT_TRUE(*store_->add_contributions({entry(5, "v", "t", Side::kBackbone, 10), entry(5, "w", "t", Side::kBackbone, 5),
+                                          entry(5, "w", "u", Side::kBackbone, 100), entry(5, "w", "t", Side::kWorker, 1000),
+                                          entry(6, "w", "t", Side::kBackbone, 10000)},
+                                         "", 1));
+  EXPECT_EQ(*store_->pairs_used(5, "t"), 15);
+  EXPECT_EQ(*store_->pairs_used(6, "t"), 10000);
+  EXPECT_EQ(*store_->pairs_used(7, "t"), 0);
 }
 
 TEST_P(StoreContract, KeysMayBeAdmittedAgain) {
