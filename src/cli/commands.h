@@ -18,6 +18,7 @@ void add_worker(CLI::App& app, int& exit_code);
 void add_demo(CLI::App& app, int& exit_code);
 void add_hub(CLI::App& app, int& exit_code);
 void add_join(CLI::App& app, int& exit_code);
+void add_run(CLI::App& app, int& exit_code);
 void add_verify(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
 void add_plan(CLI::App& app, int& exit_code);
