@@ -39,6 +39,7 @@ std::optional<std::string> last_value(const std::vector<std::string>& args, std:
 
 // An address can be bound to only where it is.
 bool is_this_machine(const std::string& host) {
+  if (host.empty()) return false;  // reached through a relay alone
   const auto addresses = net::resolve({host, 0});
   if (!addresses) return false;
   return std::ranges::any_of(*addresses, [](const net::Address& address) {
@@ -81,7 +82,7 @@ Result<std::set<std::string>> ask_hub(const hub::HubAddress& address, const gguf
     for (const auto& worker : *workers) {
       ++n;
       if (!worker.is_object() || !worker.contains("url") || !worker["url"].is_string()) continue;
-      if (const auto where = net::parse_host_port(worker["url"].get<std::string>())) hosts.insert(where->host);
+      if (const auto where = dispatch::parse_worker(worker["url"].get<std::string>())) hosts.insert(where->host);
     }
   out.notes.push_back(std::format("the hub knows this model as '{}'; {} workers serve it now.", name, n));
   return hosts;

@@ -212,6 +212,11 @@ Result<Config> load_config(const std::function<std::optional<std::string>(std::s
     if (config.upload) return fix_input("KVASIR_UPLOAD=1 is for workers of your own (KVASIR_WORKERS); nodes of a hub fetch from it.");
     const auto ca_file = values.find("KVASIR_HUB_CA");
     KVASIR_ASSIGN(config.hub, hub::check_address({it->second, config.dispatch.token, ca_file == values.end() ? "" : ca_file->second}));
+    // Workers that can only dial out wait at the hub itself.
+    if (!config.dispatch.relay) {
+      config.dispatch.relay = net::RelayOptions{.url = config.hub->url, .token = config.hub->token, .ca_file = config.hub->ca_file};
+      KVASIR_TRY(net::RelayDialer::create(*config.dispatch.relay));
+    }
     // Workers are shown the tickets that the hub gives out for them, and the hub's token never.
     config.dispatch.token.clear();
     config.dispatch.workers_follow = true;

@@ -25,7 +25,6 @@ constexpr Nanos kLookAgain = std::chrono::seconds(30);  // for a model that the 
 constexpr Nanos kGoodbyeMax = std::chrono::seconds(3);
 constexpr std::size_t kEntriesMax = 5000;  // of one report; the hub takes 10 000 in 1 MiB
 constexpr std::size_t kSkippedSaidMax = 100;
-constexpr std::string_view kRelay = "relay:";
 
 std::string text_of(const json& object, const char* name) {
   const auto found = object.find(name);
@@ -49,11 +48,7 @@ bool is_loopback(const std::string& host) { return host.starts_with("127.") || h
 
 Result<dispatch::WorkerAddress> address_of(const json& worker) {
   if (!worker.is_object()) return retry_later("its entry in the hub's table is malformed.");
-  const std::string url = text_of(worker, "url");
-  if (url.starts_with(kRelay)) return retry_later("it is reached through the hub's relay, which this plugin does not use.");
-  KVASIR_ASSIGN(net::HostPort where, net::parse_host_port(url));
-  if (where.port == 0) return fix_input("its address has no port.");
-  dispatch::WorkerAddress out{.host = std::move(where.host), .port = where.port, .fingerprint = {}};
+  KVASIR_ASSIGN(dispatch::WorkerAddress out, dispatch::parse_worker(text_of(worker, "url")));
   out.id = text_of(worker, "worker_id");
   out.token = text_of(worker, "ticket");
   if (const std::string fingerprint = text_of(worker, "fingerprint"); !fingerprint.empty()) {

@@ -192,7 +192,10 @@ TEST(AddressOf, TakesOnlyWhatIsSafe) {
   };
   EXPECT_THAT(error("fingerprint", ""), HasSubstr("no certificate"));
   EXPECT_EQ(error("url", "127.0.0.1:7000"), "");
-  EXPECT_THAT(error("url", "relay:abc"), HasSubstr("relay"));
+  json relayed = good;
+  relayed["url"] = "192.0.2.7:7000+relay:abc";
+  EXPECT_EQ(address_of(relayed)->relay, "abc");
+  EXPECT_EQ(error("url", "relay:abc"), "");
   EXPECT_NE(error("url", "192.0.2.7:0"), "");
   EXPECT_NE(error("url", 7), "");
   EXPECT_NE(error("fingerprint", "zz"), "");
