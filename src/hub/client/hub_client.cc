@@ -17,6 +17,7 @@ constexpr long kCallTimeoutMs = 45'000;  // the hub's long polls last 30 s
 constexpr int kPollMs = 1000;
 constexpr long kStallBytesPerS = 512;
 constexpr long kStallTimeS = 30;
+constexpr long kSilenceTimeS = 60;  // of a stream; the hub sends a few bytes every 15 s
 constexpr std::size_t kReplyBytesMax = 64u << 20;
 
 struct CurlFree {
@@ -139,6 +140,20 @@ class CurlClient final : public HubClient {
     return receiver.piece;
   }
 
+  Result<Piece> stream(const std::string& path, const std::function<bool(const char*, std::size_t)>& data) override {
+    Receiver receiver;
+    receiver.data = &data;
+    prepare(path, receiver, {});
+    set(CURLOPT_TIMEOUT_MS, 0L);
+    set(CURLOPT_LOW_SPEED_LIMIT, 1L);
+    set(CURLOPT_LOW_SPEED_TIME, kSilenceTimeS);
+    const CURLcode code = perform();
+    curl_easy_getinfo(handle_.get(), CURLINFO_RESPONSE_CODE, &receiver.piece.status);
+    if (receiver.piece.status == 0) return unreachable(code);
+    if (!receiver.is_file()) receiver.piece.error = HubReply{receiver.piece.status, receiver.text, {}, {}}.error();
+    return receiver.piece;
+  }
+
  private:
   template <typename T>
   void set(CURLoption option, T value) {
@@ -242,6 +257,19 @@ Result<HubAddress> check_address(HubAddress address) {
   if (address.token.find_first_of(" \r\n\t") != std::string::npos)
     return fix_input("the token has spaces or line breaks in it.");
   return address;
+}
+
+std::string percent_encode(std::string_view text) {
+  std::string out;
+  for (const unsigned char c : text) {
+    const bool plain =
+        (c >= '0' && c <= '9') || ((c | 0x20) >= 'a' && (c | 0x20) <= 'z') || c == '-' || c == '.' || c == '_';
+    if (plain)
+      out += static_cast<char>(c);
+    else
+      out += std::format("%{:02X}", c);
+  }
+  return out;
 }
 
 nlohmann::json HubReply::json() const {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -20,6 +21,9 @@ struct HubAddress {
 
 // Refuses a URL that would send the token in the clear over a network.
 Result<HubAddress> check_address(HubAddress address);
+
+// For a part of a URL.
+std::string percent_encode(std::string_view text);
 
 struct HubReply {
   long status = 0;
@@ -56,6 +60,10 @@ class HubClient {
   virtual Result<Piece> download(const std::string& path, std::uint64_t from, const std::string& etag,
                                  std::uint64_t bytes_per_s_max, const std::function<bool(const Piece&)>& begin,
                                  const std::function<bool(const char*, std::size_t)>& data) = 0;
+
+  // Reads an answer without an end (server-sent events) until the hub ends it, `data` gives
+  // false, nothing has come for a minute, or the client is cancelled.
+  virtual Result<Piece> stream(const std::string& path, const std::function<bool(const char*, std::size_t)>& data) = 0;
 };
 
 }  // namespace kvasir::hub

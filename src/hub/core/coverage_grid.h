@@ -31,6 +31,7 @@ struct Run {
   std::uint32_t target = 0;
   std::uint32_t size() const { return end - begin; }
   std::uint32_t replicas() const { return held + reserved; }
+  friend bool operator==(const Run&, const Run&) = default;
   double scarcity() const { return hub::scarcity(weight / static_cast<double>(kWeightUnit), target); }
 };
 

@@ -118,6 +118,11 @@ Result<CoverageReply> Market::coverage(Coverage beat, TimePoint now) {
   if (node.owner != beat.owner)
     return fix_input(std::format("worker id '{}' belongs to another token; choose another id.", beat.worker_id));
   node.seen = now;
+  node.line_ended.reset();
+  if (node.lost) {
+    node.lost = false;
+    enter_grid(node);
+  }
   by_age_.splice(by_age_.end(), by_age_, node.age);
 
   if (node.model != claimed_model) {
@@ -137,6 +142,7 @@ Result<CoverageReply> Market::coverage(Coverage beat, TimePoint now) {
     ++routes_version_;
   }
   node.capacity_bytes = beat.capacity_bytes;
+  node.device = std::move(beat.device);
   if (node.speed != beat.speed_rows_per_s) {
     speeds_.remove(node.speed);
     node.speed = beat.speed_rows_per_s;
@@ -176,7 +182,7 @@ Result<CoverageReply> Market::coverage(Coverage beat, TimePoint now) {
 }
 
 void Market::enter_grid(Node& node) {
-  if (node.in_grid || node.draining || node.moving_since || node.counted.empty()) return;
+  if (node.in_grid || node.draining || node.lost || node.moving_since || node.counted.empty()) return;
   node.model->grid.add_held(node.counted, node.weight);
   node.in_grid = true;
 }
@@ -231,11 +237,39 @@ void Market::expire_nodes(TimePoint now) {
   }
 }
 
+void Market::line_ended(std::string_view worker_id, TimePoint now) {
+  const auto found = nodes_.find(worker_id);
+  // Beyond the limit the node is missed when its heartbeats stay away.
+  if (found == nodes_.end() || ended_lines_.size() >= kEndedLinesMax) return;
+  found->second->line_ended = now;
+  ended_lines_.emplace_back(now, worker_id);
+}
+
+void Market::line_opened(std::string_view worker_id) {
+  if (const auto found = nodes_.find(worker_id); found != nodes_.end()) found->second->line_ended.reset();
+}
+
+std::string Market::find_owner(std::string_view worker_id) const {
+  const auto found = nodes_.find(worker_id);
+  return found == nodes_.end() ? std::string() : found->second->owner;
+}
+
+void Market::lose_silent_nodes(TimePoint now) {
+  while (!ended_lines_.empty() && now - ended_lines_.front().first >= kLineGrace) {
+    const auto [ended, id] = std::move(ended_lines_.front());
+    ended_lines_.pop_front();
+    const auto found = nodes_.find(id);
+    if (found == nodes_.end() || found->second->line_ended != ended) continue;
+    leave_grid(*found->second);
+    found->second->lost = true;
+  }
+}
+
 void Market::for_each_node(TimePoint now, const std::function<void(const NodeView&)>& visit) const {
   for (const auto& [id, node] : nodes_)
     visit({node->worker_id, node->owner, node->model->shape.name, node->url, node->fingerprint, node->ticket,
-           node->counted, node->speed, node->capacity_bytes, count_experts(node->claimed), node->draining,
-           node->moving_since.has_value(), now - node->seen});
+           node->counted, node->speed, node->capacity_bytes, count_experts(node->claimed), node->device, node->draining,
+           node->moving_since.has_value(), node->lost, now - node->seen});
 }
 
 // --- proofs ---------------------------------------------------------------------------
@@ -332,6 +366,7 @@ bool Market::should_move(Node& node, TimePoint now) {
 void Market::advance(TimePoint now) {
   expire_nodes(now);
   expire_reservations(now);
+  lose_silent_nodes(now);
   if (watched_ && now - *watched_ < kWatchInterval) return;
   watched_ = now;
   for (auto& [name, model] : models_) {

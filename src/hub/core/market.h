@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <list>
 #include <map>
@@ -37,6 +38,10 @@ inline constexpr std::uint32_t kProofSpans = 4;       // random spans of one cha
 inline constexpr std::uint64_t kProofSpanBytesMax = 64 * 1024;
 // The size of an expert that nobody here knows: no offer of memory fits it.
 inline constexpr std::uint64_t kUnknownExpertBytes = std::uint64_t{1} << 40;
+
+// A line that ends may be the network's doing: the node is asked to say at once that it lives.
+inline constexpr Nanos kLineGrace = std::chrono::milliseconds(700);
+inline constexpr std::size_t kEndedLinesMax = 65'536;
 
 struct MarketOptions {
   std::uint32_t target = 2;  // replicas of every expert
@@ -77,6 +82,7 @@ struct Coverage {
   Segments holdings;
   double speed_rows_per_s = 0;  // as measured; 0: unknown
   std::uint64_t capacity_bytes = 0;
+  std::string device;  // what it computes on, for people to read
   bool draining = false;
   std::string reservation;  // the one being fetched, to keep it
 };
@@ -125,8 +131,10 @@ struct NodeView {
   double speed_rows_per_s;
   std::uint64_t capacity_bytes;
   std::uint64_t experts_claimed;
+  const std::string& device;
   bool draining;
   bool moving;
+  bool lost;
   Nanos since_seen;
 };
 
@@ -151,6 +159,12 @@ class Market {
   std::optional<Challenge> open_challenge(std::string_view worker_id, std::string_view owner,
                                           std::string_view id) const;
   void settle_proof(std::string_view worker_id, std::string_view id, bool passed, TimePoint now);
+  // The node's open line to the hub has ended. Unless it is heard of again within
+  // kLineGrace, it counts for nothing until its next heartbeat.
+  void line_ended(std::string_view worker_id, TimePoint now);
+  void line_opened(std::string_view worker_id);
+  // Whose token the node came with; empty: it is not known.
+  std::string find_owner(std::string_view worker_id) const;
   // The worker says goodbye, or is evicted.
   bool remove_node(std::string_view worker_id, TimePoint now);
 
@@ -179,6 +193,7 @@ class Market {
   Model* model(std::string_view name);
   void expire_nodes(TimePoint now);
   void expire_reservations(TimePoint now);
+  void lose_silent_nodes(TimePoint now);
   void forget(Node& node);
   void set_counted(Node& node, Segments counted);
   void enter_grid(Node& node);
@@ -207,6 +222,7 @@ class Market {
   using ByText = std::unordered_map<std::string, T, TextHash, std::equal_to<>>;
   ByText<std::unique_ptr<Node>> nodes_;
   std::list<Node*> by_age_;  // least recently seen first
+  std::deque<std::pair<TimePoint, std::string>> ended_lines_;  // when a node's line ended; oldest first
   ByText<std::unique_ptr<Reservation>> reservations_;
   std::set<std::pair<TimePoint, Reservation*>> by_expiry_;
   ByText<Reservation*> by_worker_;  // reservations whose worker said who it is

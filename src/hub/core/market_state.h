@@ -15,7 +15,7 @@ struct Market::Model {
 };
 
 struct Market::Node {
-  std::string worker_id, owner, url, fingerprint, ticket;
+  std::string worker_id, owner, url, fingerprint, ticket, device;
   Model* model = nullptr;
   Segments claimed;
   Segments counted;  // the proved part of it
@@ -24,6 +24,8 @@ struct Market::Node {
   std::uint32_t weight = kWeightUnit;  // in the grid now, if in_grid
   bool in_grid = false;
   bool draining = false;
+  bool lost = false;  // its line has ended, and nothing was heard since
+  std::optional<TimePoint> line_ended;
   std::optional<TimePoint> moving_since, last_moved;
   TimePoint joined{}, seen{};
   std::list<Node*>::iterator age;

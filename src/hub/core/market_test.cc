@@ -306,5 +306,35 @@ TEST(Market, AgreesWithANaiveModelUnderRandomTraffic) {
   }
 }
 
+TEST(Market, ANodeWhoseLineEndsCountsForNothingUntilItIsHeardOf) {
+  Market market = seed_market();
+  const auto replicas = [&](double t) { return market.demand("m", at(t))[0].replicas(); };
+  market.line_ended("A", at(1));
+  EXPECT_EQ(replicas(1.5), 2u);  // it may be the network's doing
+  EXPECT_EQ(replicas(1.8), 1u);
+  market.line_ended("A", at(2));  // once more changes nothing
+  EXPECT_EQ(replicas(3), 1u);
+  ASSERT_TRUE(market.coverage(beat("A", {{0, 0, 128}}), at(4)));
+  EXPECT_EQ(replicas(4), 2u);
+  // Heard of in time, or with a new line: it was never missed.
+  market.line_ended("A", at(5));
+  ASSERT_TRUE(market.coverage(beat("A", {{0, 0, 128}}), at(5.2)));
+  EXPECT_EQ(replicas(6), 2u);
+  market.line_ended("A", at(7));
+  market.line_opened("A");
+  EXPECT_EQ(replicas(8), 2u);
+  // A lost node that changes its experts is counted once.
+  market.line_ended("A", at(9));
+  EXPECT_EQ(replicas(10), 1u);
+  ASSERT_TRUE(market.coverage(beat("A", {{0, 0, 64}}), at(11)));
+  const auto runs = market.demand("m", at(11));
+  EXPECT_EQ(std::tuple(runs[0].end, runs[0].replicas()), std::tuple(64u, 2u));
+  EXPECT_EQ(std::tuple(runs[1].end, runs[1].replicas()), std::tuple(256u, 1u));
+  market.line_ended("nobody", at(12));
+  EXPECT_TRUE(market.remove_node("A", at(13)));
+  EXPECT_EQ(market.find_owner("A"), "");
+  EXPECT_EQ(market.find_owner("B"), "token");
+}
+
 }  // namespace
 }  // namespace kvasir::hub

@@ -14,6 +14,8 @@ constexpr Nanos kLookAgain = std::chrono::milliseconds(250);
 constexpr Nanos kQuotaLookAgain = std::chrono::seconds(5);
 constexpr std::size_t kHeatLayersMax = 4096;
 constexpr std::size_t kHeatExpertsMax = 65'536;
+constexpr std::size_t kStatsWorkersMax = 4096;
+constexpr std::size_t kBackboneNameBytesMax = 64;
 
 Response json_response(const json& value) {
   Response out;
@@ -79,6 +81,47 @@ Response routes(Hub& hub, const Request& request) {
   });
 }
 
+// The plugin's counters as its statistics file has them; every field may be missing, and
+// fields that the hub does not know are left alone.
+Result<BackboneReport> stats_of(const json& given) {
+  if (!given.is_object()) return fix_input("'stats' must be an object of counters.");
+  const JsonInput input(given);
+  BackboneReport out;
+  for (std::size_t i = 0; i < kCounterNames.size(); ++i) {
+    KVASIR_ASSIGN(const auto count, input.optional_uint(kCounterNames[i]));
+    out.counters[i] = count.value_or(0);
+  }
+  if (const json* layers = input.find("layers")) {
+    if (!layers->is_array() || layers->size() > kHeatLayersMax)
+      return fix_input("'stats.layers' must be a list of {\"layer\", \"rounds\", \"round_ns_sum\", \"p99_ns_below\"}.");
+    for (const json& each : *layers) {
+      if (!each.is_object()) return fix_input("each of 'stats.layers' must be an object.");
+      const JsonInput layer(each);
+      KVASIR_ASSIGN(const auto number, layer.optional_uint("layer", UINT32_MAX));
+      KVASIR_ASSIGN(const auto rounds, layer.optional_uint("rounds"));
+      KVASIR_ASSIGN(const auto sum_ns, layer.optional_number("round_ns_sum"));
+      KVASIR_ASSIGN(const auto p99_ns, layer.optional_number("p99_ns_below"));
+      if (!rounds || *rounds == 0) continue;
+      out.layers.push_back({static_cast<std::uint32_t>(number.value_or(0)), *rounds,
+                            sum_ns.value_or(0) / 1e3 / static_cast<double>(*rounds), p99_ns.value_or(0) / 1e3});
+    }
+  }
+  if (const json* workers = input.find("workers")) {
+    if (!workers->is_array() || workers->size() > kStatsWorkersMax)
+      return fix_input("'stats.workers' must be a list of {\"name\", \"answers\", \"answer_ns_sum\"}.");
+    for (const json& each : *workers) {
+      if (!each.is_object()) return fix_input("each of 'stats.workers' must be an object.");
+      const JsonInput worker(each);
+      KVASIR_ASSIGN(const auto id, worker.optional_text("name", 128));
+      KVASIR_ASSIGN(const auto answers, worker.optional_uint("answers"));
+      KVASIR_ASSIGN(const auto sum_ns, worker.optional_number("answer_ns_sum"));
+      if (id && answers && *answers > 0 && sum_ns)
+        out.worker_latency_us[*id] = *sum_ns / 1e3 / static_cast<double>(*answers);
+    }
+  }
+  return out;
+}
+
 Response heat(Hub& hub, const Request& request) {
   const auto input = JsonInput::parse(request.body);
   if (!input) return error_response(input.error());
@@ -106,13 +149,25 @@ Response heat(Hub& hub, const Request& request) {
       layers.emplace_back(static_cast<std::uint32_t>(*layer), std::move(uses));
     }
   }
-  return hub.with_market([&](Market& market) {
+  std::optional<BackboneReport> stats;
+  if (const json* given = input->find("stats")) {
+    auto read = stats_of(*given);
+    if (!read) return error_response(read.error());
+    const auto name = input->optional_text("backbone", kBackboneNameBytesMax);
+    if (!name) return error_response(name.error());
+    stats = *std::move(read);
+    stats->reporter = std::format("{}:{}", request.principal.token_id, name->value_or(""));
+  }
+  const Response answer = hub.with_market([&](Market& market) {
     if (market.find_model(*model) == nullptr)
       return error_response(404, std::format("there is no model '{}' here; see /api/models.", *model));
     for (const auto& [layer, uses] : layers) market.report_heat(*model, layer, uses);
     if (*saturation) market.report_saturation(*model, **saturation);
     return json_response({{"ok", true}});
   });
+  if (stats && answer.status == 200)
+    hub.with_traffic(*model, [&](Traffic& traffic) { traffic.report(*std::move(stats), request.now); });
+  return answer;
 }
 
 }  // namespace
@@ -135,7 +190,11 @@ void add_backbone_routes(Router& router, Hub& hub) {
               .summary = "A backbone's report: uses of each expert since the last one, and how busy the workers were",
               .scopes = {Scope::kBackbone},
               .query = {},
-              .body_example = R"({"model":"qwen","saturation":0.25,"layers":[{"layer":0,"uses":[12,0,7]}]})",
+              .body_example = R"({"model":"qwen","saturation":0.25,"layers":[{"layer":0,"uses":[12,0,7]}],"backbone":"desk-4711",
+                "stats":{"rounds":480,"pairs_remote":3800,"pairs_local":40,"bytes_sent":3000000,"bytes_received":3100000,
+                "hedges":2,"late_answers":1,"invalid_answers":0,"workers_lost":0,"reconnects":0,"round_ns_sum":900000000,
+                "layers":[{"layer":0,"rounds":10,"round_ns_sum":18000000,"p99_ns_below":4194304}],
+                "workers":[{"name":"laptop","answers":100,"answer_ns_sum":150000000}]}})",
               .answer_example = R"({"ok":true})",
               .handler = [&hub](const Request& request) { return heat(hub, request); }});
 }

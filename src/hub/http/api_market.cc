@@ -16,6 +16,7 @@ using nlohmann::json;
 constexpr std::size_t kWorkerIdBytesMax = 128;
 constexpr std::size_t kUrlBytesMax = 256;
 constexpr std::size_t kTicketBytesMax = 128;
+constexpr std::size_t kDeviceBytesMax = 128;
 constexpr std::size_t kFingerprintDigits = 64;
 constexpr std::size_t kSelfDeclaredModelsMax = 64;
 constexpr std::uint64_t kLayersMax = 4096, kExpertsMax = 65'536;
@@ -93,6 +94,8 @@ Result<Coverage> coverage_of(const JsonInput& input, const Request& request) {
   out.speed_rows_per_s = speed.value_or(0);
   KVASIR_ASSIGN(const auto capacity, input.optional_uint("capacity"));
   out.capacity_bytes = capacity.value_or(0);
+  KVASIR_ASSIGN(const auto device, input.optional_text("device", kDeviceBytesMax));
+  out.device = device.value_or("");
   KVASIR_ASSIGN(out.draining, input.flag("draining"));
   KVASIR_ASSIGN(const auto reservation, input.optional_text("reservation", 64));
   out.reservation = reservation.value_or("");
@@ -294,7 +297,7 @@ void add_market_routes(Router& router, Hub& hub) {
            R"({"worker_id":"laptop","model":"qwen","n_layer":48,"n_expert":256,"segments":[[0,0,16]],
                 "sets":{"1":[[0,4],[8,12]]},
                 "url":"192.0.2.7:7000","fingerprint":"00","ticket":"00","capacity":340000000,"speed":1200.5,
-                "draining":false,"reservation":"",
+                "device":"CPU","draining":false,"reservation":"",
                 "proof":{"id":"00","hashes":["00"]}})",
        .answer_example = R"({"ok":true,"experts_counted":16,"ttl_s":30.0,"heartbeat_s":10.0,"move":false,
                 "challenge":{"id":"00","spans":[{"layer":0,"expert":3,"offset":0,"length":65536}]}})",
@@ -303,7 +306,7 @@ void add_market_routes(Router& router, Hub& hub) {
       {.method = "GET",
        .pattern = "/api/expert-demand",
        .summary = "Replicas, targets and scarcity of every expert, in ranges",
-       .scopes = {Scope::kWorker, Scope::kBackbone},
+       .scopes = {Scope::kWorker, Scope::kBackbone, Scope::kViewer},
        .query = {{"model", "of this model; without it, of the scarcest", false}},
        .body_example = {},
        .answer_example =

@@ -162,7 +162,7 @@ void add_model_routes(Router& router, Hub& hub) {
   router.add({.method = "GET",
               .pattern = "/api/models",
               .summary = "The models that this hub serves",
-              .scopes = nodes,
+              .scopes = {Scope::kWorker, Scope::kBackbone, Scope::kViewer},
               .query = {},
               .body_example = {},
               .answer_example =

@@ -42,7 +42,7 @@ TEST_F(BadInput, Addresses) {
         "/api/models/%zz/manifest", "/api/expert-demand?model=m&model=m"})
     expect_refusal(get(target), 400);
   for (const char* target :
-       {"/", "/api", "/api/nothing", "/api/models/m", "/api/models/unknown/manifest", "/api/models/m.gguf/manifest",
+       {"/index", "/api", "/api/nothing", "/api/models/m", "/api/models/unknown/manifest", "/api/models/m.gguf/manifest",
         "/etc/passwd", "/api/proxy/models/unknown/expert-shard?layers=0:1&experts=0:1",
         "/api/expert-demand?model=unknown", "/api/models//manifest", "/api/models/m/manifest/"})
     expect_refusal(get(target), 404);

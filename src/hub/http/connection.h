@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <charconv>
 #include <format>
+#include <memory>
 
 #include "hub/http/relay_upgrade.h"
 #include "hub/http/shared.h"
@@ -28,6 +29,7 @@ inline constexpr std::size_t kFirstReadBytes = 512;
 inline constexpr std::size_t kCopyBytes = 64 * 1024;          // through memory (TLS)
 inline constexpr std::size_t kDrainBytesMax = 4u << 20;        // read and dropped after a refusal
 inline constexpr Nanos kDrainTimeout = std::chrono::seconds(2);
+inline constexpr std::size_t kUnaskedBytesMax = 64 * 1024;    // from a client that should only listen
 inline constexpr double kFailedAuthCost = 10;                 // in requests of the address
 
 template <typename Stream>
@@ -172,6 +174,7 @@ class Connection final : public Watched, public std::enable_shared_from_this<Con
     request.range = message[http::field::range];
     request.if_range = message[http::field::if_range];
     request.if_none_match = message[http::field::if_none_match];
+    request.accept_encoding = message[http::field::accept_encoding];
     request.body = std::move(parser.get().body());
 
     Response response = co_await ask(route, request);
@@ -318,6 +321,7 @@ class Connection final : public Watched, public std::enable_shared_from_this<Con
   }
 
   asio::awaitable<bool> write(Response response, bool head, bool keep_alive) {
+    if (response.stream && !head) co_return co_await write_stream(std::move(response));
     if (!response.body) co_return co_await write_text(std::move(response), head, keep_alive);
     if (!head && shared_->downloads.fetch_add(1) >= shared_->options.downloads_max) {
       --shared_->downloads;
@@ -335,6 +339,66 @@ class Connection final : public Watched, public std::enable_shared_from_this<Con
     const bool sent = !error && co_await send_body(*response.body);
     --shared_->downloads;
     co_return sent&& keep_alive;
+  }
+
+  // Until the client is gone or the hub stops. Always the last of its connection.
+  asio::awaitable<bool> write_stream(Response response) {
+    std::shared_ptr<EventStream> stream = std::move(response.stream);
+    set_deadline(shared_->options.stall_timeout);
+    http::response<http::empty_body> message;
+    fill_header(message, response, false);
+    message.chunked(true);
+    http::response_serializer<http::empty_body> serializer(message);
+    if (const auto [error, n] = co_await http::async_write_header(stream_, serializer, kQuiet); error) co_return false;
+
+    auto pace = std::make_shared<Pace>(stream_.get_executor());
+    stream->on_more([executor = stream_.get_executor(), weak = std::weak_ptr(pace)] {
+      asio::post(executor, [weak] {
+        if (const auto awake = weak.lock()) awake->wake();
+      });
+    });
+    // Reading is how a client that leaves is noticed.
+    asio::co_spawn(stream_.get_executor(), listen_for_end(this->shared_from_this(), pace), asio::detached);
+    set_endless();
+    static const auto kComment = std::make_shared<const std::string>(": \n\n");
+    while (!pace->ended && !shared_->draining) {
+      pace->more = false;
+      std::shared_ptr<const std::string> text = stream->next();
+      if (text == nullptr) {
+        set_deadline(kKeepAliveInterval + shared_->options.stall_timeout);
+        pace->timer.expires_after(kKeepAliveInterval);
+        if (!pace->more) co_await pace->timer.async_wait(kQuiet);
+        if (pace->ended || pace->more) continue;
+        text = kComment;
+      }
+      set_deadline(shared_->options.stall_timeout);
+      const auto [error, n] = co_await asio::async_write(stream_, http::make_chunk(asio::buffer(*text)), kQuiet);
+      if (error) break;
+      shared_->bytes_sent += text->size();
+    }
+    co_return false;
+  }
+
+  // What wakes a stream's writer; used on the connection's strand only.
+  struct Pace {
+    explicit Pace(const asio::any_io_executor& executor) : timer(executor) {}
+    void wake() {
+      more = true;
+      timer.cancel();
+    }
+    asio::steady_timer timer;
+    bool more = false, ended = false;
+  };
+
+  static asio::awaitable<void> listen_for_end(std::shared_ptr<Connection> self, std::shared_ptr<Pace> pace) {
+    std::array<char, 1024> scrap;
+    for (std::size_t dropped = 0; dropped < kUnaskedBytesMax;) {
+      const auto [error, n] = co_await self->stream_.async_read_some(asio::buffer(scrap), kQuiet);
+      if (error) break;
+      dropped += n;
+    }
+    pace->ended = true;
+    pace->timer.cancel();
   }
 
   // false: the client is gone, or the files changed; the connection ends short of the length

@@ -82,6 +82,9 @@ Status Hub::start() {
   add_admin_routes(router_, *this);
   add_relay_routes(router_);
   add_grant_routes(router_, *this);
+  add_view_routes(router_, *this);
+  add_page_routes(router_);
+  add_metrics_route(router_, *this);
   router_.add({.method = "GET",
                .pattern = "/api/health",
                .summary = "Whether the hub is there",
@@ -108,6 +111,7 @@ Status Hub::start() {
                  return out;
                }});
 
+  view_ = std::make_unique<ViewFeed>(*this);
   read_bans();
   struct stat info{};
   if (::stat((options_.data_dir / kLifeFile).c_str(), &info) == 0 && unix_now() - info.st_mtim.tv_sec < kLifeFreshS)
@@ -126,6 +130,11 @@ void Hub::tidy() {
       market.advance(now);
       return market.node_count();
     });
+    {
+      // The last minutes are kept while nobody looks, too.
+      const std::lock_guard traffic_lock(traffic_mutex_);
+      for (auto& [model, traffic] : traffic_) traffic.advance(now);
+    }
     read_bans();
     if (nodes > 0 && now - noted >= kLifeInterval) {
       noted = now;
@@ -166,6 +175,20 @@ void Hub::read_bans() {
 bool Hub::is_banned(const std::string& worker_id) const {
   const std::lock_guard lock(mutex_);
   return bans_.contains(worker_id);
+}
+
+void Hub::set_server_stats(std::function<ServerStats()> read) {
+  const std::lock_guard lock(mutex_);
+  server_stats_ = std::move(read);
+}
+
+ServerStats Hub::server_stats() const {
+  std::function<ServerStats()> read;
+  {
+    const std::lock_guard lock(mutex_);
+    read = server_stats_;
+  }
+  return read ? read() : ServerStats{};
 }
 
 Result<bool> Hub::owns_worker(const std::string& worker_id, const std::string& token_id) {

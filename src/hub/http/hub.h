@@ -6,9 +6,11 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -19,7 +21,10 @@
 #include "hub/auth/tokens.h"
 #include "hub/core/market.h"
 #include "hub/core/nonces.h"
+#include "hub/core/traffic.h"
 #include "hub/http/router.h"
+#include "hub/http/server.h"
+#include "hub/http/view_feed.h"
 #include "hub/models/catalogue.h"
 #include "hub/relay/relay_host.h"
 #include "hub/store/store.h"
@@ -32,6 +37,8 @@ struct HubOptions {
   std::filesystem::path models_dir;
   MarketOptions market;
   std::string version;
+  // The dashboard shows coverage, workers and traffic (no addresses) without a token.
+  bool public_view = false;
 };
 
 class Hub;
@@ -69,8 +76,20 @@ class Hub {
     const std::lock_guard lock(market_mutex_);
     return work(market_);
   }
+  // Calls `work(Traffic&)` with what backbones say of that model; must not be called under the market's lock.
+  template <typename Work>
+  auto with_traffic(const std::string& model, const Work& work) {
+    const std::lock_guard lock(traffic_mutex_);
+    if (traffic_.size() >= kModelsMax && !traffic_.contains(model)) traffic_.clear();
+    return work(traffic_[model]);
+  }
+  ViewFeed& view() { return *view_; }
+  std::atomic<std::size_t> lines{0};  // open, of nodes
   // Whether this worker id belongs to that token, or belongs to nobody yet and does now.
   Result<bool> owns_worker(const std::string& worker_id, const std::string& token_id);
+  // Of the server over these routes, once there is one.
+  void set_server_stats(std::function<ServerStats()> read);
+  ServerStats server_stats() const;
   bool is_banned(const std::string& worker_id) const;
   void read_bans();
   void log_error(const Error& error) const { log_(error.message); }
@@ -98,13 +117,17 @@ class Hub {
   Router router_;
   std::mutex market_mutex_;
   Market market_;
+  std::mutex traffic_mutex_;
+  std::map<std::string, Traffic> traffic_;
   mutable std::mutex mutex_;  // of what follows
+  std::function<ServerStats()> server_stats_;
   std::set<std::string, std::less<>> bans_;
   std::unordered_map<std::string, std::string> owners_;  // worker id -> token id, as the store has them
   std::condition_variable wake_;
   bool stopping_ = false;
   TimePoint awake_at_{};
   std::unique_ptr<Catalogue> catalogue_;  // calls back into the market: gone before it
+  std::unique_ptr<ViewFeed> view_;  // looks at all of the above
   std::thread thread_;
 };
 
@@ -117,6 +140,9 @@ void add_market_routes(Router& router, Hub& hub);
 void add_backbone_routes(Router& router, Hub& hub);
 void add_auth_routes(Router& router, Hub& hub);
 void add_ledger_routes(Router& router, Hub& hub);
+void add_view_routes(Router& router, Hub& hub);
+void add_page_routes(Router& router);
+void add_metrics_route(Router& router, Hub& hub);
 void add_admin_routes(Router& router, Hub& hub);
 void add_relay_routes(Router& router);
 void add_grant_routes(Router& router, Hub& hub);

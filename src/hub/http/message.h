@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "hub/auth/tokens.h"
+#include "hub/http/event_stream.h"
 #include "hub/models/body.h"
 
 namespace kvasir::hub {
@@ -21,7 +22,7 @@ struct Request {
   std::map<std::string, std::string, std::less<>> query;
   std::map<std::string, std::string, std::less<>> parameters;  // from the route's {names}
   std::string body;
-  std::string range, if_range, if_none_match;
+  std::string range, if_range, if_none_match, accept_encoding;
   std::string address;  // of the client, without its port
   Principal principal;  // of routes that need a token
   TimePoint now{};
@@ -34,6 +35,7 @@ struct Response {
   std::vector<std::pair<std::string, std::string>> headers;
   std::string text;
   std::optional<Body> body;  // instead of `text`
+  std::shared_ptr<EventStream> stream;  // instead of both
   // Nothing to say yet: the server asks the handler again after this long, until the
   // request's patience (its wait_s) is over.
   std::optional<Nanos> ask_again;

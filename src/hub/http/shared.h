@@ -35,6 +35,9 @@ class Watched {
   void set_idle(bool idle) {
     idle_since_.store(idle ? monotonic_now().time_since_epoch().count() : 0, std::memory_order_relaxed);
   }
+  // A stream of events, which no one waits to be finished.
+  void set_endless() { endless_.store(true, std::memory_order_relaxed); }
+  bool is_endless() const { return endless_.load(std::memory_order_relaxed); }
   std::int64_t idle_since() const { return idle_since_.load(std::memory_order_relaxed); }
 
   std::string address;
@@ -42,6 +45,7 @@ class Watched {
  private:
   std::atomic<std::int64_t> deadline_{INT64_MAX};
   std::atomic<std::int64_t> idle_since_{0};
+  std::atomic<bool> endless_{false};
 };
 
 class Shared {
@@ -106,12 +110,12 @@ class Shared {
     const std::lock_guard lock(connections_mutex_);
     return connections_.size();
   }
-  // Closes the late ones; all idle ones if `idle_too`, everyone if `all`.
+  // Closes the late ones; all idle and endless ones if `idle_too`, everyone if `all`.
   void watch(bool idle_too, bool all) {
     const TimePoint now = monotonic_now();
     const std::lock_guard lock(connections_mutex_);
     for (const auto& [raw, each] : connections_)
-      if (all || each->is_late(now) || (idle_too && each->idle_since() != 0)) each->abort();
+      if (all || each->is_late(now) || (idle_too && (each->idle_since() != 0 || each->is_endless()))) each->abort();
   }
 
  private:

@@ -73,6 +73,34 @@ class TestClient {
 
   // Reads one answer; of a HEAD request only its header.
   Reply receive(bool head = false) {
+    Reply out = receive_header();
+    if (out.status == 0) return out;
+    if (out.status == 100) return receive(head);
+    const auto length = out.headers.find("content-length");
+    const std::size_t wanted =
+        head || out.status == 304 || length == out.headers.end() ? 0 : std::stoull(length->second);
+    while (rest_.size() < wanted && read_more()) {
+    }
+    out.complete = rest_.size() >= wanted;
+    out.body = rest_.substr(0, wanted);
+    rest_.erase(0, wanted);
+    return out;
+  }
+
+  // What follows of a stream; empty at its end.
+  std::string receive_chunk() {
+    std::size_t end;
+    while ((end = rest_.find("\r\n")) == std::string::npos)
+      if (!read_more()) return {};
+    const std::size_t size = std::stoull(rest_.substr(0, end), nullptr, 16);
+    while (rest_.size() < end + size + 4)
+      if (!read_more()) return {};
+    std::string out = rest_.substr(end + 2, size);
+    rest_.erase(0, end + size + 4);
+    return out;
+  }
+
+  Reply receive_header() {
     Reply out;
     std::size_t end;
     while ((end = rest_.find("\r\n\r\n")) == std::string::npos)
@@ -89,15 +117,6 @@ class TestClient {
       for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
       out.headers[name] = line.substr(colon + 2);
     }
-    if (out.status == 100) return receive(head);
-    const auto length = out.headers.find("content-length");
-    const std::size_t wanted =
-        head || out.status == 304 || length == out.headers.end() ? 0 : std::stoull(length->second);
-    while (rest_.size() < wanted && read_more()) {
-    }
-    out.complete = rest_.size() >= wanted;
-    out.body = rest_.substr(0, wanted);
-    rest_.erase(0, wanted);
     return out;
   }
 

@@ -25,6 +25,7 @@ class TestHub {
     ServerOptions server{};
     bool no_proof = false;
     bool nodes_were_here = false;  // before a restart, a moment ago
+    bool public_view = false;
   };
 
   explicit TestHub(Options options) {
@@ -41,6 +42,7 @@ class TestHub {
     hub_options.market = options.market;
     hub_options.market.proof = !options.no_proof;
     hub_options.version = "test";
+    hub_options.public_view = options.public_view;
     const auto log = [this](const std::string& line) {
       const std::lock_guard lock(mutex);
       lines.push_back(line);

@@ -11,6 +11,7 @@ UnixSeconds unix_now() {
 std::string_view to_string(Scope scope) {
   switch (scope) {
     case Scope::kWorker: return "worker";
+    case Scope::kViewer: return "viewer";
     case Scope::kBackbone: return "backbone";
     case Scope::kAdmin: return "admin";
   }
@@ -18,7 +19,7 @@ std::string_view to_string(Scope scope) {
 }
 
 std::optional<Scope> parse_scope(std::string_view text) {
-  for (const Scope scope : {Scope::kWorker, Scope::kBackbone, Scope::kAdmin})
+  for (const Scope scope : {Scope::kWorker, Scope::kBackbone, Scope::kAdmin, Scope::kViewer})
     if (text == to_string(scope)) return scope;
   return std::nullopt;
 }

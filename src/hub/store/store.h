@@ -21,7 +21,8 @@ namespace kvasir::hub {
 using UnixSeconds = std::int64_t;
 UnixSeconds unix_now();
 
-enum class Scope { kWorker, kBackbone, kAdmin };
+// A viewer may look at coverage and traffic, and change nothing.
+enum class Scope { kWorker, kBackbone, kAdmin, kViewer };
 std::string_view to_string(Scope scope);
 std::optional<Scope> parse_scope(std::string_view text);
 
