@@ -67,6 +67,15 @@ NodeState Heartbeat::state() const {
   return state_;
 }
 
+void Heartbeat::say_alive() {
+  update([](NodeState&) {});
+}
+
+bool Heartbeat::known() const {
+  const std::lock_guard lock(mutex_);
+  return known_;
+}
+
 bool Heartbeat::take_move_request() {
   const std::lock_guard lock(mutex_);
   return std::exchange(move_, false);
@@ -108,6 +117,7 @@ nlohmann::json Heartbeat::body_of(const NodeState& state) const {
                          {"ticket", state.ticket},
                          {"capacity", state.capacity_bytes},
                          {"speed", state.speed_rows_per_s},
+                         {"device", options_.device},
                          {"draining", state.draining}};
   if (!state.reservation.empty()) body["reservation"] = state.reservation;
   return body;
@@ -121,7 +131,7 @@ Nanos Heartbeat::beat() {
     const auto reply = client_->post("/api/expert-coverage", body);
     if (!reply || (reply->status != 200 && reply->status >= 500)) {
       if (std::exchange(reachable_, false))
-        options_.log(std::format("{} The node goes on serving and keeps trying.",
+        options_.warn(std::format("{} The node goes on serving and keeps trying.",
                                  reply ? reply->error() : reply.error().message));
       return reply && reply->retry_after ? std::clamp(*reply->retry_after, kIntervalMin, kIntervalMax)
                                          : std::max(interval_ / 2, kIntervalMin);
@@ -129,7 +139,7 @@ Nanos Heartbeat::beat() {
     if (!std::exchange(reachable_, true)) options_.log("the hub is back.");
     if (reply->status == 429) return std::clamp(reply->retry_after.value_or(kInterval), kIntervalMin, kIntervalMax);
     if (reply->status != 200) {
-      options_.log(std::format("the hub refuses this node's heartbeat: {}", reply->error()));
+      options_.warn(std::format("the hub refuses this node's heartbeat: {}", reply->error()));
       const std::lock_guard lock(mutex_);
       if (reply->status == 404) move_ = true;  // the model is gone
       return kIntervalMax;
@@ -138,6 +148,7 @@ Nanos Heartbeat::beat() {
     bool moved_house = false;
     {
       const std::lock_guard lock(mutex_);
+      known_ = true;
       if (reply->local_ip != local_ip_) {
         local_ip_ = reply->local_ip;
         moved_house = options_.advertise.empty() && now.port != 0;
@@ -167,7 +178,7 @@ Nanos Heartbeat::beat() {
     if (challenge != answer_json.end()) {
       auto proof = answer(*challenge, now);
       if (!proof) {
-        options_.log(std::format("a proof cannot be given: {}", proof.error().message));
+        options_.warn(std::format("a proof cannot be given: {}", proof.error().message));
         return kInterval;
       }
       body["proof"] = *std::move(proof);

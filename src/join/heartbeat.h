@@ -35,8 +35,9 @@ class Heartbeat {
   struct Options {
     hub::HubAddress hub;
     std::string worker_id;
+    std::string device;     // what it computes on, for people to read
     std::string advertise;  // host; empty: the address from which the hub is reached
-    std::function<void(const std::string&)> log;
+    std::function<void(const std::string&)> log, warn;
   };
   static Result<std::unique_ptr<Heartbeat>> start(Options options);
   ~Heartbeat();
@@ -44,6 +45,10 @@ class Heartbeat {
   // Takes effect at once, not at the next beat.
   void update(const std::function<void(NodeState&)>& change);
   NodeState state() const;
+  // Beats at once: the hub may think that the node is gone.
+  void say_alive();
+  // Whether the hub has taken a beat.
+  bool known() const;
   // The hub has asked the node to move, does not know its model any more, or has another
   // version of it; reading clears it.
   bool take_move_request();
@@ -63,7 +68,7 @@ class Heartbeat {
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   NodeState state_;
-  bool changed_ = false, stopping_ = false, move_ = false;
+  bool changed_ = false, stopping_ = false, move_ = false, known_ = false;
   std::uint64_t counted_ = 0;
   std::vector<std::shared_ptr<const gguf::MoeModel>> refused_;  // slices whose proof failed
   std::string local_ip_;  // as the hub was last reached

@@ -7,15 +7,19 @@
 #include <cstdio>
 #include <format>
 #include <fstream>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <thread>
 
 #include "base/hex.h"
+#include "base/metrics.h"
 #include "ffn/device.h"
 #include "ffn/engine.h"
 #include "hub/auth/secrets.h"
 #include "hub/store/private_folder.h"
+#include "join/line.h"
+#include "net/text_server.h"
 #include "net/tls_identity.h"
 #include "worker/relay_listener.h"
 #include "worker/server.h"
@@ -43,6 +47,18 @@ Result<std::string> worker_id(const fs::path& data_dir) {
   if (!(std::ofstream(path) << id << '\n'))
     return fix_input(std::format("cannot write '{}'; choose another --data.", path.string()));
   return id;
+}
+
+// "CPU" or "Vulkan0", and what that is.
+std::string device_text(const std::string& name) {
+  constexpr std::size_t kBytesMax = 96;
+  const auto device = ffn::find_device(name);
+  if (!device) return name;
+  const std::string description = ggml_backend_dev_description(*device);
+  std::string out = description.empty() || description == name ? name : name + ": " + description;
+  // The hub takes printable characters only.
+  std::erase_if(out, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+  return out.substr(0, kBytesMax);
 }
 
 // A worker's server on a thread of its own.
@@ -83,6 +99,7 @@ class Node {
  public:
   explicit Node(NodeOptions options) : options_(std::move(options)) {
     options_.fetch.log = options_.log;
+    if (!options_.warn) options_.warn = options_.log;
     options_.fetch.wait = [this](Nanos time) { return wait_while_fetching(time); };
   }
 
@@ -96,10 +113,15 @@ class Node {
       KVASIR_ASSIGN(identity_, net::load_or_make_tls_identity(options_.data_dir));
       ticket_ = hub::random_hex(16);
     }
-    KVASIR_ASSIGN(heartbeat_, Heartbeat::start({options_.hub, worker_id_, options_.advertise, options_.log}));
+    KVASIR_ASSIGN(heartbeat_, Heartbeat::start({options_.hub, worker_id_, device_text(options_.device), options_.advertise, options_.log, options_.warn}));
     // From here on: the heartbeat's thread keeps its priority, those that compute are made later.
     if (options_.nice != 0) ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), options_.nice);
     KVASIR_ASSIGN(numerics_, ffn::numerics_id(options_.device));
+    if (options_.metrics_port) {
+      KVASIR_ASSIGN(metrics_, net::TextServer::start(*options_.metrics_port, std::string(kMetricsContentType),
+                                                     [this] { return metrics(); }));
+      options_.log(std::format("metrics on port {}", metrics_->port()));
+    }
     options_.log(std::format("node '{}' offers {} bytes to {}", worker_id_, options_.memory_bytes, options_.hub.url));
     const Status ended = work();
     say_goodbye();
@@ -127,6 +149,10 @@ class Node {
         }
       }
       if (serving_) report_speed();
+      if (line_ == nullptr && heartbeat_->known()) {
+        KVASIR_ASSIGN(line_, Line::open(options_.hub, worker_id_, [this] { heartbeat_->say_alive(); }));
+      }
+      tell_status(paused_ ? "paused" : serving_ ? "serving" : "waiting for work");
       if (!options_.wait(kTick)) break;
     }
     return {};
@@ -140,7 +166,7 @@ class Node {
     if (!reply && reply.error().action == ErrorAction::kFixInput) return std::unexpected(reply.error());
     if (!reply || reply->status == 429 || reply->status >= 500) {
       backoff_ = std::min(std::max(backoff_ * 2, kAskAgain / 2), kAskAgainMax);
-      options_.log(std::format("{} Asking again in {} s.", reply ? reply->error() : reply.error().message,
+      options_.warn(std::format("{} Asking again in {} s.", reply ? reply->error() : reply.error().message,
                                std::chrono::ceil<std::chrono::seconds>(backoff_).count()));
       return jitter(std::max(backoff_, reply ? reply->retry_after.value_or(Nanos::zero()) : Nanos::zero()));
     }
@@ -189,6 +215,7 @@ class Node {
       s.reservation = assignment.reservation;
       if (s.model.empty()) s.model = assignment.model;
     });
+    tell_status("fetching");
     std::vector<fs::path> files;
     std::set<fs::path> in_use(files_.begin(), files_.end());
     for (const hub::Segment& range : assignment.ranges) {
@@ -200,7 +227,7 @@ class Node {
         heartbeat_->update([](NodeState& s) { s.reservation.clear(); });
         if (file.error().action == ErrorAction::kFixInput && files_.empty() && options_.once)
           return std::unexpected(file.error());
-        options_.log(file.error().message);
+        options_.warn(file.error().message);
         return {};  // the model may have changed meanwhile: ask again
       }
       in_use.insert(*file);
@@ -233,6 +260,7 @@ class Node {
     server_options.software = options_.software;
     server_options.token = ticket_;
     server_options.grants = grant_check();
+    server_options.metrics_file = options_.metrics_file;
     if (identity_) {
       KVASIR_ASSIGN(server_options.tls, net::TlsContext::server(*identity_));
     }
@@ -240,7 +268,10 @@ class Node {
                   worker::Server::listen(options_.listen, std::move(store), ggml_backend_dev_buffer_type(device),
                                          std::move(engine), numerics_, std::move(server_options)));
     options_.listen.port = server->port();  // keeps it when it changes over
-    serving_.emplace(std::move(server));
+    {
+      const std::lock_guard lock(serving_mutex_);
+      serving_.emplace(std::move(server));
+    }
     const bool relayed = options_.reach != NodeReach::kDirectOnly;
     if (relayed) {
       KVASIR_ASSIGN(net::TlsContext tls, net::TlsContext::server(*identity_));
@@ -282,7 +313,11 @@ class Node {
   void stop_serving() {
     if (!serving_) return;
     heartbeat_->update([](NodeState& s) { s.draining = true; });
-    serving_.reset();
+    count(serving_->server().stats(), served_before_);
+    {
+      const std::lock_guard lock(serving_mutex_);
+      serving_.reset();
+    }
   }
 
   // Looks now and then.
@@ -341,6 +376,32 @@ class Node {
     heartbeat_->update([&](NodeState& s) { s.speed_rows_per_s = speed; });
   }
 
+  // From the metrics server's thread.
+  std::string metrics() {
+    const std::lock_guard lock(serving_mutex_);
+    if (serving_) return serving_->server().metrics();
+    MetricsText idle;
+    idle.process();
+    return idle.text();
+  }
+
+  static void count(const worker::WorkerStats& stats, NodeStatus& into) {
+    into.requests += stats.requests;
+    into.pairs += stats.pairs;
+    into.bytes_received += stats.bytes_received;
+    into.bytes_sent += stats.bytes_sent;
+  }
+
+  void tell_status(const char* state) {
+    if (!options_.status) return;
+    NodeStatus status = served_before_;
+    if (serving_) count(serving_->server().stats(), status);
+    status.state = state;
+    status.model = model_;
+    status.experts = serving_ ? hub::count_experts(holdings_) : 0;
+    options_.status(status);
+  }
+
   Status finish_once() {
     const std::uint64_t wanted = hub::count_experts(holdings_);
     for (const TimePoint end = monotonic_now() + kCountedPatience; heartbeat_->experts_counted() < wanted;) {
@@ -358,6 +419,7 @@ class Node {
     nlohmann::json body = {
         {"worker_id", worker_id_}, {"model", model_}, {"segments", nlohmann::json::array()}, {"draining", true}};
     stop_serving();
+    line_.reset();  // calls the heartbeat
     heartbeat_.reset();
     (void)client_->post("/api/expert-coverage", body);
   }
@@ -371,7 +433,11 @@ class Node {
   std::optional<net::TlsIdentity> identity_;
   wire::NumericsId numerics_;
   std::unique_ptr<Heartbeat> heartbeat_;
+  std::unique_ptr<Line> line_;  // gone before the heartbeat
+  std::mutex serving_mutex_;  // of serving_, which metrics() reads from another thread
   std::optional<Serving> serving_;
+  NodeStatus served_before_;  // by servers that are gone
+  std::unique_ptr<net::TextServer> metrics_;
   std::vector<fs::path> files_;  // what is held
   std::string model_;
   hub::Segments holdings_;

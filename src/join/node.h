@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "join/conditions.h"
@@ -17,6 +18,15 @@ namespace kvasir::join {
 // How backbones reach a node: at its port and, where that fails, through the hub's relay; through
 // the relay alone; at its port alone.
 enum class NodeReach { kBoth, kRelayOnly, kDirectOnly };
+
+// What a node does now, for people to look at.
+struct NodeStatus {
+  std::string state;  // "waiting for work", "fetching", "serving" or "paused"
+  std::string model;
+  std::uint64_t experts = 0;
+  // Since the node was started:
+  std::uint64_t requests = 0, pairs = 0, bytes_received = 0, bytes_sent = 0;
+};
 
 struct NodeOptions {
   hub::HubAddress hub;
@@ -37,7 +47,11 @@ struct NodeOptions {
   std::function<MachineState()> look = [] { return look_at_machine(); };
   bool once = false;  // fetch, let the hub count it, print the files, end
   std::string software;
-  std::function<void(const std::string&)> log;
+  std::function<void(const std::string&)> log, warn;  // `warn` may be empty: `log` then
+  std::function<void(const NodeStatus&)> status;  // told twice a second; may be empty
+  // The worker's figures for Prometheus, while it serves: in a file, at a port, or neither.
+  std::string metrics_file;
+  std::optional<net::HostPort> metrics_port;
   std::function<bool(Nanos)> wait;  // false: stop
 };
 

@@ -8,6 +8,7 @@
 #include <format>
 #include <fstream>
 
+#include "base/metrics.h"
 #include "spdlog/spdlog.h"
 
 namespace kvasir::worker {
@@ -132,6 +133,8 @@ void Server::reap() {
 
 // Written aside and renamed, so that a reader never sees half of it.
 void Server::write_stats() const {
+  if (const std::string& file = core_.options.metrics_file; !file.empty() && !replace_file(file, metrics()))
+    spdlog::warn("Cannot write the metrics to '{}'.", file);
   const std::string& path = core_.options.stats_file;
   if (path.empty()) return;
   const std::string aside = path + ".new";

@@ -26,6 +26,8 @@ class Server {
 
   std::uint16_t port() const { return listener_.port; }
   const WorkerStats& stats() const { return core_.stats; }
+  // For Prometheus; any thread.
+  std::string metrics() const { return core_.stats.to_metrics(core_.gate, core_.store.bytes(), core_.options.software); }
 
   // Serves until request_stop(), then drains: true if every connection ended in time.
   bool run();

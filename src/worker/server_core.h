@@ -38,6 +38,7 @@ struct ServerOptions {
   std::string software = "kvasir";
   std::uint32_t pair_us = 0;  // measured by the tuner, for PONG until requests show better
   std::string stats_file;
+  std::string metrics_file;
   Timeouts timeouts;
 };
 

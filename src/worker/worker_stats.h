@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <string_view>
 
 #include "base/clock.h"
 #include "worker/compute_gate.h"
@@ -36,6 +37,8 @@ class WorkerStats {
   std::uint32_t busy_permille(const ComputeGate& gate, TimePoint now) const;
 
   std::string to_json(const ComputeGate& gate, std::uint64_t held_bytes) const;
+  // The same for Prometheus.
+  std::string to_metrics(const ComputeGate& gate, std::uint64_t held_bytes, std::string_view software) const;
 
  private:
   struct Sample {
