@@ -11,10 +11,12 @@
 
 #include "cli/commands.h"
 #include "cli/console.h"
+#include "cli/live_line.h"
+#include "cli/log_format.h"
+#include "cli/metrics_option.h"
 #include "ffn/device.h"
 #include "ggml.h"
 #include "join/node.h"
-#include "spdlog/sinks/stdout_color_sinks.h"
 #include "spdlog/spdlog.h"
 
 namespace kvasir::cli {
@@ -24,6 +26,8 @@ struct Options {
   join::NodeOptions node;
   std::string url, token_file, serve, schedule, data_dir, cache_dir, relay = "auto";
   double busy_load = 0;
+  LogOptions log;
+  std::string metrics;
 };
 
 std::atomic<bool> stop_asked{false};
@@ -87,10 +91,38 @@ Status prepare(Options& options) {
   return {};
 }
 
+// How fast a counter has grown over the last seconds.
+struct Rate {
+  static constexpr double kSpanS = 4;
+  std::uint64_t last = 0;
+  TimePoint at{};
+  double per_s = 0;
+  double update(std::uint64_t count) {
+    const TimePoint now = monotonic_now();
+    const double passed = std::chrono::duration<double>(now - at).count();
+    if (at == TimePoint{} || count < last) {
+      per_s = 0;
+    } else if (passed > 0) {
+      const double weight = std::min(1.0, passed / kSpanS);
+      per_s += weight * (static_cast<double>(count - last) / passed - per_s);
+    }
+    last = count;
+    at = now;
+    return per_s < 0.05 ? 0 : per_s;
+  }
+};
+
+std::string describe(const join::NodeStatus& status, Rate& rate) {
+  const double per_s = rate.update(status.pairs);
+  if (status.experts == 0 && status.requests == 0) return status.state;
+  return std::format("{}: {} experts{} · {} requests · {:.{}f} expert uses/s · {} in, {} out", status.state,
+                     status.experts, status.model.empty() ? "" : " of " + status.model, status.requests, per_s,
+                     per_s < 10 ? 1 : 0, format_bytes(status.bytes_received), format_bytes(status.bytes_sent));
+}
+
 int run(Options& options) {
   if (const Status prepared = prepare(options); !prepared) return report(prepared);
-  if (!spdlog::get("join")) spdlog::set_default_logger(spdlog::stderr_color_mt("join"));
-  spdlog::set_pattern("%H:%M:%S %^%l%$ %v");
+  start_log("join", options.log, "%H:%M:%S %^%l%$ %v");
   ::unsetenv("GGML_BACKEND_PATH");  // a backbone's plugin is no business of a node
   if (options.node.device == "CPU") ffn::leave_gpu_drivers_out();
   ggml_log_set(
@@ -101,10 +133,24 @@ int run(Options& options) {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGTERM, on_stop_signal);
   std::signal(SIGINT, on_stop_signal);
-  options.node.log = [](const std::string& line) { spdlog::info("{}", line); };
+  // A line about now at the foot of the log, where somebody looks.
+  auto live = std::make_shared<LiveLine>(!options.log.quiet && !options.log.is_json());
+  options.node.log = [live](const std::string& line) { live->above([&] { spdlog::info("{}", line); }); };
+  options.node.warn = [live](const std::string& line) { live->above([&] { spdlog::warn("{}", line); }); };
+  options.node.status = [live, rate = Rate()](const join::NodeStatus& status) mutable {
+    live->show(describe(status, rate));
+  };
+  if (is_metrics_port(options.metrics)) {
+    const auto where = net::parse_host_port(options.metrics, "127.0.0.1");
+    if (!where) return report(where.error());
+    options.node.metrics_port = *where;
+  } else {
+    options.node.metrics_file = options.metrics;
+  }
   options.node.wait = wait_or_stop;
   auto bar = std::make_shared<std::unique_ptr<ProgressBar>>();
-  options.node.fetch.progress = [bar](std::uint64_t done, std::uint64_t total) {
+  options.node.fetch.progress = [bar, live](std::uint64_t done, std::uint64_t total) {
+    if (!live->shown()) return;
     if (!*bar) *bar = std::make_unique<ProgressBar>("fetch");
     (*bar)->update(done, total);
     if (done == total) bar->reset();
@@ -151,6 +197,8 @@ void add_join(CLI::App& app, int& exit_code) {
   command->add_option("--advertise", node.advertise, "host under which backbones reach this machine");
   command->add_option("--data", options->data_dir, "folder of this node's identity");
   command->add_option("--cache", options->cache_dir, "folder of fetched slices");
+  add_log_options(*command, options->log);
+  command->add_option("--metrics", options->metrics, kMetricsHelp);
   command->add_flag("--once", node.once, "fetch one assignment, see it counted, print its files, and end");
   command->callback([options, &exit_code] { exit_code = run(*options); });
 }

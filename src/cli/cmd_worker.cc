@@ -14,10 +14,11 @@
 
 #include "cli/commands.h"
 #include "cli/console.h"
+#include "cli/log_format.h"
+#include "cli/metrics_option.h"
 #include "cli/worker_relay.h"
 #include "ffn/device.h"
 #include "ffn/engine.h"
-#include "spdlog/sinks/stdout_color_sinks.h"
 #include "spdlog/spdlog.h"
 #include "worker/raw_session.h"
 #include "worker/server.h"
@@ -42,11 +43,12 @@ struct Options {
   bool no_verify = false;
   bool no_tune = false;
   std::string numerics = "any";
-  bool verbose = false;
+  LogOptions log;
   std::string data_dir;
   std::string token_file;
   std::string stats_file;
   WorkerRelay relay;
+  std::string metrics;
 };
 
 bool is_loopback(const net::Address& address) {
@@ -105,12 +107,6 @@ std::string link_line(const net::HostPort& where, std::uint16_t port, const net:
   return identity ? link + "#" + net::format_fingerprint(identity->fingerprint) : link;
 }
 
-void log_to_stderr(bool verbose) {
-  spdlog::set_default_logger(spdlog::stderr_color_st("worker") ? spdlog::get("worker") : spdlog::default_logger());
-  spdlog::set_pattern("%H:%M:%S.%e %^%l%$ %v");
-  spdlog::set_level(verbose ? spdlog::level::debug : spdlog::level::info);
-}
-
 // ggml's own lines (which backend library it loaded) matter only when something is wrong.
 void log_ggml(ggml_log_level level, const char* text, void*) {
   std::string_view line = text;
@@ -141,7 +137,7 @@ Result<std::uint32_t> tune(const Options& options, const worker::SliceStore& sto
 
 // False: connections had to be cut, and threads may still be computing.
 Result<bool> serve(const Options& options) {
-  log_to_stderr(options.verbose);
+  start_log("worker", options.log, "%H:%M:%S.%e %^%l%$ %v");
   // A backbone's plugin, if the environment names one, is no business of a worker: loading
   // it would make this process a backbone, too. Before the first thread starts.
   ::unsetenv("GGML_BACKEND_PATH");
@@ -158,6 +154,7 @@ Result<bool> serve(const Options& options) {
   server_options.raw_layer = options.layer;
   server_options.software = std::string("kvasir ") + KVASIR_VERSION;
   server_options.stats_file = options.stats_file;
+  if (!is_metrics_port(options.metrics)) server_options.metrics_file = options.metrics;
   server_options.memory_bytes = options.memory_bytes;
   KVASIR_ASSIGN(server_options.token, read_token(options));
   if (!server_options.token.empty()) server_options.raw_framing = options.insecure;  // that framing has no token
@@ -198,6 +195,8 @@ Result<bool> serve(const Options& options) {
   KVASIR_ASSIGN(const std::unique_ptr<worker::Server> server,
                 worker::Server::listen(where, std::move(store), ggml_backend_dev_buffer_type(device), std::move(engine), std::move(numerics_id),
                                        std::move(server_options)));
+  KVASIR_ASSIGN(const auto metrics, serve_metrics(options.metrics, [raw = server.get()] { return raw->metrics(); }));
+  if (metrics) spdlog::info("metrics on port {}", metrics->port());
   running = server.get();
   std::signal(SIGTERM, on_stop_signal);
   std::signal(SIGINT, on_stop_signal);
@@ -231,7 +230,8 @@ void add_common(CLI::App& command, Options& options) {
       ->check(CLI::Range(1, ffn::kThreadsMax));
   command.add_option("--layer", options.layer, "the layer that peers of the older framing get");
   command.add_flag("--no-verify", options.no_verify, "do not compare the slices with their hashes");
-  command.add_flag("-v,--verbose", options.verbose, "log every connection");
+  command.add_flag("-v,--verbose", options.log.verbose, "log every connection");
+  add_log_options(command, options.log);
 }
 
 }  // namespace
@@ -261,6 +261,7 @@ void add_worker(CLI::App& app, int& exit_code) {
   command->add_option("--data", options->data_dir, "directory of this worker's certificate");
   add_relay_flags(*command, options->relay);
   command->add_option("--stats-file", options->stats_file, "JSON of counters, rewritten each second");
+  command->add_option("--metrics", options->metrics, kMetricsHelp);
   command->callback([options, slice, memory, &exit_code] {
     if (slice->empty() && memory->empty())
       exit_code = report(fix_input("worker needs --slice FILE, or --memory BYTES to start empty.").error());

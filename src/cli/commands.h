@@ -19,6 +19,7 @@ void add_demo(CLI::App& app, int& exit_code);
 void add_hub(CLI::App& app, int& exit_code);
 void add_join(CLI::App& app, int& exit_code);
 void add_run(CLI::App& app, int& exit_code);
+void add_top(CLI::App& app, int& exit_code);
 void add_verify(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
 void add_plan(CLI::App& app, int& exit_code);

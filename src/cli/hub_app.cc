@@ -15,10 +15,10 @@
 
 #include "base/hex.h"
 #include "cli/console.h"
+#include "cli/log_format.h"
 #include "hub/auth/secrets.h"
 #include "hub/http/hub.h"
 #include "hub/http/server.h"
-#include "spdlog/sinks/stdout_color_sinks.h"
 #include "spdlog/spdlog.h"
 
 namespace kvasir::cli {
@@ -31,7 +31,8 @@ constexpr auto kStopPatience = std::chrono::seconds(10);  // for requests under 
 struct Options {
   std::string listen = "127.0.0.1:8080";
   std::string data_dir, models_dir, store_url, certificate, key;
-  bool no_proof = false, trust_proxy = false, verbose = false;
+  bool no_proof = false, trust_proxy = false, public_view = false;
+  LogOptions log;
   std::uint32_t target = hub::MarketOptions{}.target;
   std::uint32_t experts_min = hub::MarketOptions{}.experts_min;
   std::uint32_t heartbeat_s = kHeartbeatDefaultS;
@@ -53,12 +54,6 @@ Result<std::unique_ptr<hub::Store>> open_store(const Options& options) {
   return hub::open_sqlite_store(options.data_dir);
 }
 
-void log_to_stderr(bool verbose) {
-  spdlog::set_default_logger(spdlog::stderr_color_mt("hub"));
-  spdlog::set_pattern("%H:%M:%S.%e %^%l%$ %v");
-  spdlog::set_level(verbose ? spdlog::level::debug : spdlog::level::info);
-}
-
 // As many connections as the system allows, rather than as many as it gives by default.
 void raise_descriptor_limit() {
   rlimit limit{};
@@ -73,7 +68,7 @@ Status serve(const Options& options) {
   if (options.certificate.empty() != options.key.empty()) return fix_input("--cert and --key go together.");
   ::umask(0077);
   raise_descriptor_limit();
-  log_to_stderr(options.verbose);
+  start_log("hub", options.log, "%H:%M:%S.%e %^%l%$ %v");
   std::signal(SIGPIPE, SIG_IGN);
   // Before the first thread, so that all of them leave these signals to sigwait below.
   sigset_t signals;
@@ -92,6 +87,7 @@ Status serve(const Options& options) {
   hub_options.market.heartbeat = std::chrono::seconds(options.heartbeat_s);
   hub_options.market.ttl = kHeartbeatsMissed * hub_options.market.heartbeat;
   hub_options.version = KVASIR_VERSION;
+  hub_options.public_view = options.public_view;
   KVASIR_ASSIGN(const auto hub, hub::Hub::create(std::move(hub_options), std::move(store), log));
 
   hub::ServerOptions server_options;
@@ -103,6 +99,7 @@ Status serve(const Options& options) {
   KVASIR_ASSIGN(const auto server,
                 hub::Server::start(std::move(server_options), hub->router(), hub->authenticator(), hub->relay_host(),
                                    log));
+  hub->set_server_stats([raw = server.get()] { return raw->stats(); });
   std::printf("%s://%s\n", options.certificate.empty() ? "http" : "https",
               net::format_host_port({host, server->port()}).c_str());
   std::fflush(stdout);
@@ -113,6 +110,7 @@ Status serve(const Options& options) {
   // A second signal ends the process as usual.
   ::pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   server->stop(kStopPatience);
+  hub->set_server_stats({});
   return {};
 }
 
@@ -134,7 +132,8 @@ Result<hub::UnixSeconds> parse_duration(const std::string& text) {
 
 Status token_create(const Options& options) {
   const auto scope = hub::parse_scope(options.scope);
-  if (!scope) return fix_input(std::format("'{}' is no scope; it is worker, backbone or admin.", options.scope));
+  if (!scope)
+    return fix_input(std::format("'{}' is no scope; it is worker, backbone, viewer or admin.", options.scope));
   std::optional<hub::UnixSeconds> expires;
   if (!options.expires.empty()) {
     KVASIR_ASSIGN(const auto life, parse_duration(options.expires));
@@ -189,7 +188,8 @@ Status token_revoke(const Options& options) {
 
 Status key_admit(const Options& options) {
   const auto scope = hub::parse_scope(options.scope);
-  if (!scope || *scope == hub::Scope::kAdmin) return fix_input("a key is admitted as worker or backbone.");
+  if (!scope || (*scope != hub::Scope::kWorker && *scope != hub::Scope::kBackbone))
+    return fix_input("a key is admitted as worker or backbone.");
   const auto key = from_hex(options.id);
   if (!key || key->size() != hub::kEd25519KeyBytes)
     return fix_input("the key must be 64 hexadecimal digits: an ed25519 public key.");
@@ -245,6 +245,8 @@ void configure_hub(CLI::App& app, int& exit_code) {
   app.add_flag("--trust-proxy", options->trust_proxy,
                "take client addresses from X-Forwarded-For of a proxy on this machine");
   app.add_flag("--no-proof", options->no_proof, "count what nodes claim without asking for proof: for a closed group");
+  app.add_flag("--public-view", options->public_view,
+               "show the dashboard to everybody, without a token: coverage, workers by name, traffic; no addresses");
   app.add_option("--target", options->target, "replicas that every expert should have")
       ->check(CLI::Range(1u, hub::kTargetMax))
       ->capture_default_str();
@@ -254,11 +256,13 @@ void configure_hub(CLI::App& app, int& exit_code) {
   app.add_option("--heartbeat", options->heartbeat_s, "seconds between two heartbeats of a node; after three without it is gone")
       ->check(CLI::Range(1u, 60u))
       ->capture_default_str();
-  app.add_flag("-v,--verbose", options->verbose, "log more");
+  app.add_flag("-v,--verbose", options->log.verbose, "log more");
+  add_log_options(app, options->log);
 
   CLI::App* token = app.add_subcommand("token", "Node tokens")->require_subcommand(1);
   CLI::App* create = add(token, "create", "Make a token; it is printed once and kept only as a hash", token_create);
-  create->add_option("--scope", options->scope, "worker, backbone or admin")->capture_default_str();
+  create->add_option("--scope", options->scope, "worker, backbone, viewer (looks only) or admin")
+      ->capture_default_str();
   create->add_option("--expires", options->expires, "how long it is good: 12h, 30d (default: for ever)");
   create->add_option("--pairs-per-day", options->pairs_per_day,
                      "of a backbone: uses of an expert by a token that it may have computed (default: no limit)")

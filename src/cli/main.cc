@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
   kvasir::cli::add_hub(app, exit_code);
   kvasir::cli::add_join(app, exit_code);
   kvasir::cli::add_run(app, exit_code);
+  kvasir::cli::add_top(app, exit_code);
   kvasir::cli::add_verify(app, exit_code);
   kvasir::cli::add_bench(app, exit_code);
   kvasir::cli::add_plan(app, exit_code);

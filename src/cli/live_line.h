@@ -1,0 +1,32 @@
+// One line at the foot of a log that says what goes on now. Silent where stderr is no terminal.
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <string>
+
+namespace kvasir::cli {
+
+class LiveLine {
+ public:
+  explicit LiveLine(bool wanted);
+  ~LiveLine();  // wipes the line
+  LiveLine(const LiveLine&) = delete;
+  LiveLine& operator=(const LiveLine&) = delete;
+
+  bool shown() const { return shown_; }
+  // Any thread.
+  void show(const std::string& text);
+  // Writes something else above it.
+  void above(const std::function<void()>& write);
+
+ private:
+  void wipe();
+  void draw();
+
+  const bool shown_;
+  std::mutex mutex_;
+  std::string text_;
+};
+
+}  // namespace kvasir::cli
