@@ -163,7 +163,13 @@ class Dashboard(SystemTest):
             self.get(hub.url + "/metrics")
         refused.exception.close()
 
+        text = self.folder / "plugin.prom"
         slices = harness.three_slices(harness.TINY, self.folder)
+        self.server(harness.TINY, harness.plugin_environment(local="fallback", KVASIR_METRICS_FILE=text)).complete("In", 4)
+        plugin = lambda: parse_metrics(text.read_text())
+        harness.wait_until(lambda: text.exists() and plugin()["kvasir_backbone_rounds_total"]["samples"][""] > 0, "the plugin's metrics")
+        self.assertEqual(set(plugin()), told["Plugin"] | process)
+
         text = self.folder / "worker.prom"
         self.worker(slices[0], extra=["--metrics", text])
         harness.wait_until(text.exists, "the text file")

@@ -40,6 +40,7 @@ constexpr auto kVariables = std::to_array<Variable>({
     {"KVASIR_SPIN_US", "0:10000", "how long an answer is looked for without giving the processor away"},
     {"KVASIR_STATS", "0|1", "print counters on stderr at exit"},
     {"KVASIR_STATS_FILE", "file", "counters as JSON, rewritten each second"},
+    {"KVASIR_METRICS_FILE", "file", "counters for Prometheus, rewritten each second"},
 });
 
 using Values = std::map<std::string, std::string, std::less<>>;
@@ -169,6 +170,7 @@ Result<Config> load_config(const std::function<std::optional<std::string>(std::s
   KVASIR_TRY(choose<bool>(values, "KVASIR_UPLOAD", {{"0", false}, {"1", true}}, config.upload));
   KVASIR_TRY(choose<bool>(values, "KVASIR_STATS", {{"0", false}, {"1", true}}, config.stats_at_exit));
   if (const auto it = values.find("KVASIR_STATS_FILE"); it != values.end()) config.stats_file = it->second;
+  if (const auto it = values.find("KVASIR_METRICS_FILE"); it != values.end()) config.metrics_file = it->second;
   if (const auto it = values.find("KVASIR_TOKEN"); it != values.end()) config.dispatch.token = it->second;
   if (const auto it = values.find("KVASIR_WORKERS"); it != values.end()) {
     KVASIR_ASSIGN(config.dispatch.workers, dispatch::parse_workers(it->second));

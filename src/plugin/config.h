@@ -29,7 +29,8 @@ struct Config {
   Replica replica = Replica::kMmap;
   bool upload = false;  // hand workers the experts that none holds
   bool stats_at_exit = false;
-  std::string stats_file;  // empty: none
+  std::string stats_file;    // empty: none
+  std::string metrics_file;  // empty: none
 };
 
 struct Variable {

@@ -9,10 +9,12 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/metrics.h"
 #include "ffn/engine.h"
 #include "plugin/coverage_notice.h"
 #include "plugin/layer_identity.h"
 #include "plugin/layer_upload.h"
+#include "plugin/metrics.h"
 
 namespace kvasir::plugin {
 namespace {
@@ -31,7 +33,12 @@ std::uint64_t bytes_per_expert(const ExpertFfn& ffn) {
   return bytes;
 }
 
+void write_metrics_file(Runtime& runtime, const std::string& path) {
+  if (!path.empty()) replace_file(path, runtime.metrics_text());
+}
+
 void write_stats_file(Runtime& runtime, const std::string& path) {
+  if (path.empty()) return;
   // By rename, so that a reader never sees half a file.
   const std::string temporary = path + ".tmp";
   {
@@ -97,18 +104,21 @@ Status Runtime::create(Config config) {
 }
 
 void Runtime::start_stats() {
-  if (!config_.stats_file.empty()) {
+  const bool files = !config_.stats_file.empty() || !config_.metrics_file.empty();
+  if (files) {
     std::thread([this] {
       while (true) {
         write_stats_file(*this, config_.stats_file);
+        write_metrics_file(*this, config_.metrics_file);
         std::this_thread::sleep_for(kStatsPeriod);
       }
     }).detach();
   }
-  if (config_.stats_at_exit || !config_.stats_file.empty()) {
+  if (config_.stats_at_exit || files) {
     std::atexit([] {
       Runtime& runtime = *g_runtime;
-      if (!runtime.config_.stats_file.empty()) write_stats_file(runtime, runtime.config_.stats_file);
+      write_stats_file(runtime, runtime.config_.stats_file);
+      write_metrics_file(runtime, runtime.config_.metrics_file);
       if (runtime.config_.stats_at_exit) log_line("stats " + runtime.stats_json());
     });
   }
@@ -206,6 +216,10 @@ void Runtime::note_unknown(const std::string& text) {
     if (unknown_.size() >= kUnknownMax || !unknown_.insert(text).second) return;
   }
   log_line(std::format("computing an expert layer on this machine: its shape is not known ({}).", text));
+}
+
+std::string Runtime::metrics_text() {
+  return plugin::metrics_text(dispatcher_ ? dispatcher_->stats() : dispatch::Stats{}, local_splits_.load(std::memory_order_relaxed));
 }
 
 std::string Runtime::stats_json() {

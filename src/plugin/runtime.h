@@ -43,6 +43,7 @@ class Runtime {
 
   void count_local_split() { local_splits_.fetch_add(1, std::memory_order_relaxed); }
   std::string stats_json();
+  std::string metrics_text();
 
  private:
   explicit Runtime(Config config) : config_(std::move(config)) {}
