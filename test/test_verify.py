@@ -42,6 +42,19 @@ class Verify(SystemTest):
                 self.assertEqual(layer["subject"], layer["cpu"])
                 self.assertGreater(layer["subject"]["cosine"], 0.999)
 
+    def test_fast_numerics_are_judged_by_nearness(self):
+        links = ",".join(worker.link for worker in self.three_workers(TINY))
+        report = self.verify_json(TINY, "--workers", links, "--numerics", "fast", "--wire", "f32", *SHORT, status=ACCEPTED)
+        self.assertEqual((report["verdict"], report["numerics"]), ("accepted", "fast"))
+        self.assertGreater(report["tokens"]["pairs_remote"], 0)
+        for wire in ("f16", "bf16"):
+            report = self.verify_json(TINY, "--workers", links, "--numerics", "fast", "--wire", wire, "--no-tokens", "--threads", 1, status=ACCEPTED)
+            self.assertEqual(report["numerics"], "fast")
+            # They did travel narrow: no row is the one that this CPU's exact engine gives.
+            layers = [layer for s in report["subjects"] for layer in s["layers"]]
+            self.assertTrue(all(layer["subject"] != layer["cpu"] for layer in layers))
+        self.verify(TINY, "--workers", links, "--wire", "f16", status=FAILED)
+
     def test_an_altered_slab_is_refused_and_named(self):
         slices = harness.three_slices(TINY, self.folder)
         held = {entry["layer"]: entry["held"] for entry in harness.inspect(slices[1])["layers"]}

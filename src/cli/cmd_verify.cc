@@ -41,8 +41,13 @@ struct Options {
   bool no_tokens = false;
   GatePlan plan;
   std::uint32_t rows_per_expert = 4;
+  std::string numerics = "exact", wire = "f32";
+  bool fast() const { return numerics == "fast"; }
   bool json = false;
 };
+
+const std::map<std::string, wire::RowType> kRowTypes = {
+    {"f32", wire::RowType::kF32}, {"f16", wire::RowType::kF16}, {"bf16", wire::RowType::kBF16}, {"q8", wire::RowType::kQ8}};
 
 // Rows for files that no backbone runs: Gaussian, as many as an expert is tried with.
 constexpr std::uint32_t kGaussianRows = 16;
@@ -109,12 +114,12 @@ Result<Subjects> make_subjects(const Options& options, const gguf::MoeModel& mod
   }
   KVASIR_ASSIGN(const std::vector<dispatch::WorkerAddress> addresses, dispatch::parse_workers(options.workers));
   const char* token = std::getenv("KVASIR_TOKEN");
-  verify::WorkerClientOptions client_options{.token = token ? token : "", .numerics_id = {}};
+  verify::WorkerClientOptions client_options{.token = token ? token : "", .numerics_id = {}, .fast = options.fast(), .row_type = kRowTypes.at(options.wire)};
   KVASIR_ASSIGN(client_options.numerics_id, ffn::numerics_id());
   for (const dispatch::WorkerAddress& address : addresses) {
     KVASIR_ASSIGN(std::unique_ptr<verify::WorkerClient> client, verify::WorkerClient::connect(address, client_options));
     const std::string host = address.host.contains(':') ? "[" + address.host + "]" : address.host;
-    subjects.links.push_back(!client->exact() ? "" : std::format("{}:{}{}{}", host, address.port, address.fingerprint.empty() ? "" : "#", address.fingerprint));
+    subjects.links.push_back(!client->exact() && !options.fast() ? "" : std::format("{}:{}{}{}", host, address.port, address.fingerprint.empty() ? "" : "#", address.fingerprint));
     subjects.why_not_exact.push_back(client->why_fast());
     subjects.all.push_back(std::move(client));
   }
@@ -137,6 +142,10 @@ Status run_tokens(const Options& options, const gguf::MoeModel& model, Subjects&
   // A subject that may not pair in exact numerics speaks through a stand-in that answers for it.
   std::vector<std::unique_ptr<verify::StandIn>> stand_ins;
   PluginRun run;
+  if (options.fast()) {
+    run.numerics = options.numerics;
+    run.wire = options.wire;
+  }
   KVASIR_ASSIGN(const bool complete, hold_everything(subjects, model));
   run.may_compute_here = !complete;
   if (const char* token = std::getenv("KVASIR_TOKEN")) run.token = token;
@@ -179,6 +188,7 @@ Result<verify::ExpertsOptions> rows_for(const Options& options, const gguf::MoeM
 
 Result<bool> run_gate(Options options) {
   InterruptGuard guard;
+  if (!options.fast() && options.wire != "f32") return fix_input("--wire needs --numerics fast: exact numerics know f32 rows only.");
   if (options.files.size() != 1) return fix_input("verify needs one model (several files only with --oracle).");
   KVASIR_ASSIGN(const gguf::MoeModel model, gguf::MoeModel::open(options.files[0]));
   KVASIR_TRY(model.require_expert_data());
@@ -239,6 +249,10 @@ void add_verify(CLI::App& app, int& exit_code) {
   command->add_option("--tokens", options->plan.n_tokens, "tokens to generate for each prompt")->check(CLI::Range(1, 400))->capture_default_str();
   command->add_option("--rows", options->rows_per_expert, "rows each expert is tried with")->check(CLI::Range(1, 7))->capture_default_str();
   command->add_option("-t,--threads", options->plan.n_threads, "threads to compute with")->check(CLI::Range(1, 512))->capture_default_str();
+  command->add_option("--numerics", options->numerics, "what to ask workers for; fast judges equal builds by nearness, too")
+      ->check(CLI::IsMember({"exact", "fast"}))->excludes(device)->capture_default_str();
+  command->add_option("--wire", options->wire, "how rows travel with --numerics fast")->check(CLI::IsMember({"f32", "f16", "bf16", "q8"}))
+      ->excludes(device)->capture_default_str();
   command->add_flag("--no-tokens", options->no_tokens, "judge the experts only, on Gaussian rows; no llama.cpp is started");
   command->add_flag("--json", options->json, "print JSON");
   command->callback([options, &exit_code] {

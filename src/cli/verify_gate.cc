@@ -106,6 +106,8 @@ Result<Answers> ask_with_plugin(boost::asio::io_context& io, const GatePlan& pla
   const fs::path stats = plan.folder / "verify-stats.json";
   KVASIR_ASSIGN(Environment environment, plugin_environment(run.workers, stats));
   if (!run.token.empty()) environment["KVASIR_TOKEN"] = run.token;
+  if (!run.numerics.empty()) environment["KVASIR_NUMERICS"] = run.numerics;
+  if (!run.wire.empty()) environment["KVASIR_WIRE"] = run.wire;
   environment["KVASIR_LOCAL"] = run.may_compute_here ? "fallback" : "never";
   KVASIR_ASSIGN(const auto server, LlamaServer::start(io, server_options(plan, "kvasir", std::move(environment))));
   KVASIR_ASSIGN(Answers answers, ask(*server, plan));

@@ -36,6 +36,7 @@ struct PluginRun {
   std::string workers;  // as KVASIR_WORKERS wants them
   std::string token;
   bool may_compute_here = false;  // what no worker holds or answers in time
+  std::string numerics, wire;     // KVASIR_NUMERICS, KVASIR_WIRE; empty: as they are by default
 };
 Result<Answers> ask_with_plugin(boost::asio::io_context& io, const GatePlan& plan, const PluginRun& run);
 

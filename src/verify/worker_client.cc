@@ -29,13 +29,14 @@ int ms_left(TimePoint deadline) {
 class Client final : public WorkerClient {
  public:
   Client(std::string name, std::unique_ptr<dispatch::Link> link, wire::Holdings holdings, wire::Numerics numerics, std::string why_fast,
-         Nanos answer_wait)
+         const WorkerClientOptions& options)
       : name_(std::move(name)),
         link_(std::move(link)),
         holdings_(std::move(holdings)),
         numerics_(numerics),
         why_fast_(std::move(why_fast)),
-        answer_wait_(answer_wait) {}
+        answer_wait_(options.answer_wait),
+        row_type_(numerics == wire::Numerics::kFast ? options.row_type : wire::RowType::kF32) {}
 
   const std::string& name() const override { return name_; }
   bool exact() const override { return numerics_ == wire::Numerics::kExact; }
@@ -82,9 +83,13 @@ class Client final : public WorkerClient {
       if (added) values.insert(values.end(), rows.data + pair.row * rows.row_stride, rows.data + pair.row * rows.row_stride + n_embd);
       renumbered.push_back({at->second, pair.expert});
     }
-    const wire::ExecHead head{.recipe_id = recipe_id, .numerics = numerics_, .n_rows = static_cast<std::uint32_t>(sent.size()),
+    const wire::ExecHead head{.recipe_id = recipe_id, .numerics = numerics_, .row_type = row_type_, .result_type = row_type_, .n_rows = static_cast<std::uint32_t>(sent.size()),
                               .n_pairs = static_cast<std::uint32_t>(pairs.size()), .n_embd = n_embd};
-    const ByteSpan bytes = std::as_bytes(std::span(values));
+    const auto row_bytes = wire::row_bytes(row_type_, n_embd);
+    if (!row_bytes) return fix_input(std::format("rows of {} values do not fit this row type; use --wire f16.", n_embd));
+    Bytes bytes(head.n_rows * *row_bytes);
+    for (std::size_t r = 0; r < head.n_rows; ++r)
+      wire::encode_row(row_type_, std::span(values).subspan(r * n_embd, n_embd), std::span(bytes).subspan(r * *row_bytes, *row_bytes));
     const std::uint64_t id = next_id_++;
     KVASIR_ASSIGN(const Bytes prefix, wire::encode_exec_prefix(id, head, renumbered, {}, bytes, link_->checksum()));
     KVASIR_TRY(named(link_->writer.send(*link_->stream, prefix, bytes)));
@@ -114,10 +119,12 @@ class Client final : public WorkerClient {
       if (frame.header.type != FrameType::kResult || frame.header.request_id != id) continue;
       KVASIR_ASSIGN(const wire::ResultView result, wire::decode_result(frame.payload));
       const wire::ResultHead& r = result.head;
-      if (r.row_type != wire::RowType::kF32 || r.n_embd != head.n_embd || r.total_rows != head.n_pairs || r.first_row != received ||
+      if (r.row_type != row_type_ || r.n_embd != head.n_embd || r.total_rows != head.n_pairs || r.first_row != received ||
           r.n_rows == 0 || r.n_rows > head.n_pairs - received)
         return retry_elsewhere(std::format("{} answered with other rows than were asked for.", name_));
-      std::memcpy(out + std::size_t{received} * head.n_embd, result.rows.data(), result.rows.size());
+      const std::size_t row_bytes = result.rows.size() / r.n_rows;
+      for (std::size_t i = 0; i < r.n_rows; ++i)
+        wire::decode_row(row_type_, result.rows.subspan(i * row_bytes, row_bytes), {out + (received + i) * head.n_embd, head.n_embd});
       received += r.n_rows;
     }
     return {};
@@ -145,6 +152,7 @@ class Client final : public WorkerClient {
   wire::Numerics numerics_;
   std::string why_fast_;
   Nanos answer_wait_;
+  wire::RowType row_type_;
   std::map<wire::LayerId, std::uint32_t> bound_;
   std::uint64_t next_id_ = 1;
 };
@@ -181,17 +189,17 @@ Result<std::unique_ptr<WorkerClient>> WorkerClient::connect(const dispatch::Work
   }
   KVASIR_ASSIGN(peer.addresses, net::resolve({where.host, where.port}));
   KVASIR_ASSIGN(const net::TlsContext tls, net::TlsContext::client());
-  wire::Hello hello{.numerics = wire::Numerics::kExact, .software = "kvasir verify", .numerics_id = options.numerics_id, .token = options.token};
+  wire::Hello hello{.numerics = options.fast ? wire::Numerics::kFast : wire::Numerics::kExact, .software = "kvasir verify", .numerics_id = options.numerics_id, .token = options.token};
   Result<Greeted> greeted = greet(peer, hello, tls);
-  std::string why_fast;
-  if (!greeted && greeted.error().action == ErrorAction::kFixInput) {
+  std::string why_fast = options.fast ? "fast numerics were asked for" : "";
+  if (!options.fast && !greeted && greeted.error().action == ErrorAction::kFixInput) {
     why_fast = greeted.error().message;
     hello.numerics = wire::Numerics::kFast;
     greeted = greet(peer, hello, tls);
   }
   if (!greeted) return std::unexpected(greeted.error());
   return std::make_unique<Client>(peer.name, std::move(greeted->link), std::move(greeted->holdings), hello.numerics, std::move(why_fast),
-                                  options.answer_wait);
+                                  options);
 }
 
 }  // namespace kvasir::verify

@@ -13,6 +13,8 @@ struct WorkerClientOptions {
   std::string token;
   wire::NumericsId numerics_id;                   // of this process
   Nanos answer_wait = std::chrono::seconds(120);  // for one request
+  bool fast = false;                              // ask for fast numerics at once…
+  wire::RowType row_type = wire::RowType::kF32;   // …and for rows in this type, both ways
 };
 
 class WorkerClient : public Subject {
