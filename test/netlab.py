@@ -4,6 +4,7 @@ The test runs again inside a user namespace of its own, so it needs no rights an
 behind: everything is gone with its last process.
 """
 
+import itertools
 import os
 import pathlib
 import socket
@@ -54,7 +55,8 @@ class Lan:
         self.hosts = []
 
     def host(self, name, address):
-        self.hosts.append(Host(name, address, len(self.hosts)))
+        self.hosts.append(Host(name, address))
+        self.hosts[-1].connect()
         return self.hosts[-1]
 
     def close(self):
@@ -64,11 +66,19 @@ class Lan:
 
 
 class Host:
-    def __init__(self, name, address, number):
+    # The kernel takes a namespace down some time after its last process: a name is used once.
+    numbers = itertools.count()
+
+    def __init__(self, name, address):
         self.name, self.address = name, address
-        self.holder = subprocess.Popen(["unshare", "-n", "sh", "-c", "echo up; exec sleep 1000"], stdout=subprocess.PIPE, text=True)
+        # Ends with this process, and holds none of its output open.
+        self.holder = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "--", "unshare", "-n", "sh", "-c", "echo up; exec sleep 1000"],
+                                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self.holder.stdout.readline()
-        self.outer = f"v{number}"
+
+    def connect(self):
+        address = self.address
+        self.outer = f"v{next(self.numbers)}"
         ip("link", "add", self.outer, "type", "veth", "peer", "name", "eth0", "netns", str(self.holder.pid))
         ip("link", "set", self.outer, "master", BRIDGE, "up")
         for command in (["link", "set", "lo", "up"], ["addr", "add", f"{address}/24", "dev", "eth0"], ["link", "set", "eth0", "up"]):
