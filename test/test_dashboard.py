@@ -13,7 +13,7 @@ import urllib.request
 
 import harness
 from harness import KVASIR, SOURCE, SystemTest
-from test_join import Hub
+from swarm import Hub
 
 METRIC = re.compile(r"^([a-z_][a-z0-9_]*)(\{[a-z_]+=\"[^\"\\]*\"(,[a-z_]+=\"[^\"\\]*\")*\})? (-?[0-9.e+-]+|NaN|[+-]Inf)$")
 

@@ -58,6 +58,7 @@ class SwarmTest(Swarm):
             return lambda: harness.read_stats(stats)["workers_up"] == n
 
         harness.wait_until(up(4), "the plugin to know all nodes")
+        self.assertEqual(self.chat(run), stock)  # the first one may have run before the last node was known
         nodes[0].kill()
         self.assertEqual(self.chat(run), stock)  # at once, and nothing is computed here
         harness.wait_until(lambda: not self.covered(hub), "the hub to miss the node that died", 60)
@@ -83,7 +84,8 @@ class SwarmTest(Swarm):
         self.assertEqual(counters["pairs_local"], 0)
         self.assertLessEqual(counters["workers_lost"], 1, run.describe())
         entries = ask(hub.url, self.backbone_token, "/api/contributions")["entries"]
-        self.assertEqual(len({e["worker_id"] for e in entries}), 5)
+        # Of two nodes that hold an expert, the slower may never be asked: not all five need have served.
+        self.assertGreaterEqual(len({e["worker_id"] for e in entries}), 3, entries)
         # Hedges may have been answered twice.
         self.assertGreaterEqual(sum(e["pairs"] for e in entries), counters["pairs_remote"])
 

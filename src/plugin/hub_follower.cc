@@ -255,7 +255,10 @@ void HubFollower::report() {
 
 void HubFollower::report_once() {
   report_heat();
+  // A report that waited for the hub goes first, then what came since: this may be the last time.
+  const bool had_waited = unsent_.has_value();
   report_service();
+  if (had_waited && !unsent_) report_service();
 }
 
 void HubFollower::report_heat() {

@@ -131,7 +131,8 @@ TEST_F(Follower, FollowsTheTableAndReportsWhatWasDone) {
   // At the end the ledger has it all, without waiting for the next report.
   const auto done = static_cast<std::int64_t>(dispatcher->stats().pairs_remote);
   follower.reset();
-  EXPECT_EQ(pairs_in_ledger("a") + pairs_in_ledger("b"), done);
+  // A hedge may have been answered twice.
+  EXPECT_GE(pairs_in_ledger("a") + pairs_in_ledger("b"), done);
 }
 
 TEST_F(Follower, HeatRaisesTheTargetOfWhatIsUsed) {
