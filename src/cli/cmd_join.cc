@@ -5,7 +5,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <format>
-#include <fstream>
 #include <memory>
 #include <thread>
 
@@ -14,6 +13,7 @@
 #include "cli/live_line.h"
 #include "cli/log_format.h"
 #include "cli/metrics_option.h"
+#include "cli/node_token.h"
 #include "ffn/device.h"
 #include "ggml.h"
 #include "join/node.h"
@@ -50,23 +50,11 @@ std::string default_folder(const char* variable, const char* under_home) {
   return "kvasir-data";
 }
 
-Result<std::string> read_token(const std::string& token_file) {
-  if (token_file.empty()) {
-    const char* token = std::getenv("KVASIR_TOKEN");
-    return std::string(token ? token : "");
-  }
-  std::ifstream in(token_file);
-  std::string token;
-  if (!std::getline(in, token) || token.empty())
-    return fix_input(std::format("'{}' holds no token on its first line.", token_file));
-  return token;
-}
-
 Status prepare(Options& options) {
   join::NodeOptions& node = options.node;
   node.hub.url = options.url;
   if (node.hub.token.empty()) {
-    KVASIR_ASSIGN(node.hub.token, read_token(options.token_file));
+    KVASIR_ASSIGN(node.hub.token, read_node_token(options.token_file));
   }
   KVASIR_ASSIGN(node.hub, hub::check_address(node.hub));
   if (!options.schedule.empty()) {

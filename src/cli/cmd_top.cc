@@ -5,9 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <format>
-#include <fstream>
 #include <ftxui/component/component.hpp>
 #include <ftxui/component/screen_interactive.hpp>
 #include <ftxui/screen/screen.hpp>
@@ -18,6 +16,7 @@
 
 #include "cli/commands.h"
 #include "cli/console.h"
+#include "cli/node_token.h"
 #include "cli/top_state.h"
 #include "cli/top_view.h"
 #include "hub/client/hub_client.h"
@@ -148,13 +147,7 @@ Status print_once(Follower& follower, const std::string& url) {
 
 Status top(Options& options) {
   if (options.address.token.empty()) {
-    if (!options.token_file.empty()) {
-      std::ifstream in(options.token_file);
-      if (!std::getline(in, options.address.token) || options.address.token.empty())
-        return fix_input(std::format("'{}' holds no token on its first line.", options.token_file));
-    } else if (const char* token = std::getenv("KVASIR_TOKEN")) {
-      options.address.token = token;
-    }
+    KVASIR_ASSIGN(options.address.token, read_node_token(options.token_file));
   }
   // A public view takes any; without one the hub says that it needs a token.
   const bool anonymous = options.address.token.empty();

@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <format>
-#include <fstream>
 #include <memory>
 #include <thread>
 
@@ -16,6 +15,7 @@
 #include "cli/console.h"
 #include "cli/log_format.h"
 #include "cli/metrics_option.h"
+#include "cli/node_token.h"
 #include "cli/worker_relay.h"
 #include "ffn/device.h"
 #include "ffn/engine.h"
@@ -59,19 +59,6 @@ std::string default_data_dir() {
   if (const char* xdg = std::getenv("XDG_DATA_HOME"); xdg && *xdg) return std::string(xdg) + "/kvasir";
   if (const char* home = std::getenv("HOME"); home && *home) return std::string(home) + "/.local/share/kvasir";
   return "kvasir-data";
-}
-
-// From the file, or KVASIR_TOKEN: a command line can be read by every user of the machine.
-Result<std::string> read_token(const Options& options) {
-  if (options.token_file.empty()) {
-    const char* token = std::getenv("KVASIR_TOKEN");
-    return std::string(token ? token : "");
-  }
-  std::ifstream in(options.token_file);
-  std::string token;
-  if (!std::getline(in, token) || token.empty())
-    return fix_input(std::format("'{}' holds no token on its first line.", options.token_file));
-  return token;
 }
 
 // Whether this port is encrypted; refuses what would carry rows in the clear by accident.
@@ -156,7 +143,7 @@ Result<bool> serve(const Options& options) {
   server_options.stats_file = options.stats_file;
   if (!is_metrics_port(options.metrics)) server_options.metrics_file = options.metrics;
   server_options.memory_bytes = options.memory_bytes;
-  KVASIR_ASSIGN(server_options.token, read_token(options));
+  KVASIR_ASSIGN(server_options.token, read_node_token(options.token_file));
   if (!server_options.token.empty()) server_options.raw_framing = options.insecure;  // that framing has no token
   std::optional<net::TlsIdentity> identity;
   WorkerRelay relay = options.relay;

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <cstdlib>
 #include <format>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
 
 #include "base/hex.h"
+#include "cli/node_token.h"
 #include "dispatch/dispatcher.h"
 #include "gguf/moe_model.h"
 #include "hub/client/hub_client.h"
@@ -50,12 +50,7 @@ bool is_this_machine(const std::string& host) {
 
 Result<std::string> token_of(const RunOptions& options) {
   if (!options.token.empty()) return options.token;
-  if (options.token_file.empty()) return environment("KVASIR_TOKEN").value_or("");
-  std::ifstream in(options.token_file);
-  std::string token;
-  if (!std::getline(in, token) || token.empty())
-    return fix_input(std::format("'{}' holds no token on its first line.", options.token_file));
-  return token;
+  return read_node_token(options.token_file);
 }
 
 // The hosts of the workers that the hub names for this model now.

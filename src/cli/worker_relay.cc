@@ -4,28 +4,15 @@
 
 #include <CLI/CLI.hpp>
 #include <cctype>
-#include <cstdlib>
 #include <format>
-#include <fstream>
 
+#include "cli/node_token.h"
 #include "spdlog/spdlog.h"
 
 namespace kvasir::cli {
 namespace {
 
 constexpr std::size_t kHostBytesMax = 64;  // of the machine's name in the session's
-
-Result<std::string> read_token(const WorkerRelay& relay) {
-  if (relay.token_file.empty()) {
-    const char* token = std::getenv("KVASIR_RELAY_TOKEN");
-    return std::string(token ? token : "");
-  }
-  std::ifstream in(relay.token_file);
-  std::string token;
-  if (!std::getline(in, token) || token.empty())
-    return fix_input(std::format("'{}' holds no token on its first line.", relay.token_file));
-  return token;
-}
 
 }  // namespace
 
@@ -53,7 +40,7 @@ std::string relay_address(const WorkerRelay& relay) { return "relay:" + relay.na
 Result<std::unique_ptr<worker::RelayListener>> listen_at_relay(
     const WorkerRelay& relay, const net::TlsIdentity& identity,
     std::function<void(std::unique_ptr<net::Stream>, std::string)> accept) {
-  KVASIR_ASSIGN(const std::string token, read_token(relay));
+  KVASIR_ASSIGN(const std::string token, read_node_token(relay.token_file, "KVASIR_RELAY_TOKEN"));
   KVASIR_ASSIGN(net::RelayDialer dialer,
                 net::RelayDialer::create({.url = relay.url, .token = token, .ca_file = relay.ca_file}));
   std::optional<net::TlsContext> tls;
