@@ -2,26 +2,17 @@
 // them and reading that through must end in an error or a result, never in a crash.
 
 #include <cstdint>
-#include <cstdio>
 #include <span>
 
+#include "cut_slice.h"
 #include "gguf/moe_model.h"
 #include "gguf/placeholder.h"
-#include "gguf/slice.h"
 #include "gguf/verify.h"
 
 namespace {
 
 using namespace kvasir;
 using namespace kvasir::gguf;
-
-// A result that had to come did not.
-template <typename T>
-void must(const char* what, const Result<T>& result) {
-  if (result) return;
-  std::fprintf(stderr, "%s: %s\n", what, result.error().message.c_str());
-  __builtin_trap();
-}
 
 // Values read on demand, which opening the file has only walked over.
 void read_values(const GgufFile& file) {
@@ -40,21 +31,9 @@ void use_experts(const MoeModel& model) {
     (void)model.layer_id(layer);
     for (const ExpertTensor& tensor : layer.tensors) (void)model.slab_hashes(tensor);
   }
-  const auto plan = SlicePlan::from_ranges(model, ":", ":");
-  if (!plan) return;
-  const auto layout = SliceLayout::make(model, *plan);
-  if (!layout) return;
-  const auto hashes = hash_slabs(*layout);
-  if (!hashes) return;
-  const SourcePtr stream = make_slice_source(*layout, *hashes, "slice");
-  Bytes whole(static_cast<std::size_t>(stream->size()));
-  must("streaming a slice", stream->read_at(0, whole));
-  // What was cut can be read, and is what it was cut from.
-  auto files = ModelFiles::from_source(make_memory_source("slice", whole));
-  must("reading the slice", files);
-  const auto slice = MoeModel::from_files(*std::move(files));
-  must("seeing experts in the slice", slice);
-  must("comparing the slice", verify(*slice, model));
+  // What was cut is what it was cut from.
+  fuzz::cut_slice(model, SlicePlan::from_ranges(model, ":", ":"),
+                  [&](const MoeModel& slice) { fuzz::must("comparing the slice", verify(slice, model)); });
 }
 
 }  // namespace

@@ -7,30 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "base/check.h"
-#include "gguf/slice.h"
+#include "cut_slice.h"
 #include "gguf/slice_plan.h"
-
-namespace {
 
 using namespace kvasir;
 using namespace kvasir::gguf;
-
-void cut(const MoeModel& model, const Result<SlicePlan>& plan) {
-  if (!plan) return;
-  const auto layout = SliceLayout::make(model, *plan);
-  if (!layout) return;
-  const auto hashes = hash_slabs(*layout);
-  if (!hashes) return;
-  const SourcePtr stream = make_slice_source(*layout, *hashes, "slice");
-  Bytes whole(static_cast<std::size_t>(stream->size()));
-  KVASIR_CHECK(stream->read_at(0, whole));
-  auto files = ModelFiles::from_source(make_memory_source("slice", whole));
-  KVASIR_CHECK(files.has_value());
-  KVASIR_CHECK(MoeModel::from_files(*std::move(files)).has_value());
-}
-
-}  // namespace
 
 // First byte: parts claimed by the name. Then pieces, each a length of three bytes and its
 // bytes; what is left is a plan.
@@ -55,7 +36,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!files) return 0;
   const auto model = MoeModel::from_files(*std::move(files));
   if (!model) return 0;
-  cut(*model, SlicePlan::from_ranges(*model, ":", ":"));
-  cut(*model, SlicePlan::from_json(*model, {reinterpret_cast<const char*>(rest.data()), rest.size()}));
+  const auto use = [](const MoeModel&) {};
+  fuzz::cut_slice(*model, SlicePlan::from_ranges(*model, ":", ":"), use);
+  fuzz::cut_slice(*model, SlicePlan::from_json(*model, {reinterpret_cast<const char*>(rest.data()), rest.size()}), use);
   return 0;
 }
