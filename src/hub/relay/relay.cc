@@ -17,6 +17,7 @@ namespace {
 constexpr auto kQuiet = asio::as_tuple(asio::use_awaitable);
 constexpr auto kWatchInterval = std::chrono::seconds(1);
 constexpr Nanos kStopPatience = std::chrono::milliseconds(500);
+constexpr const char* kStopReason = "the relay stops; dial again";
 constexpr std::size_t kFirstBytes = 256;  // room for what a worker says first; it waits long with it
 
 using PairPtr = std::shared_ptr<RelayPair>;
@@ -95,6 +96,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
         line.push_back(slot);
         ++n_waiting_;
         waiting_by_token_.add(slot->token_id);
+        if (stopping_) close_later(slot->end, RelayClose::kRestart, kStopReason);
       }
     }
     const asio::any_io_executor home = slot->end->home;
@@ -173,7 +175,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
       const std::lock_guard lock(mutex_);
       stopping_ = true;
       for_each_end([](const std::shared_ptr<End>& end) {
-        close_later(end, RelayClose::kRestart, "the relay stops; dial again");
+        close_later(end, RelayClose::kRestart, kStopReason);
       });
     }
     wait_until_empty();
@@ -296,7 +298,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
     {
       const std::lock_guard lock(self->mutex_);
       self->pairs_.insert(pair);
-      if (self->stopping_) close_later(pair->backbone, RelayClose::kRestart, "the relay stops; dial again");
+      if (self->stopping_) close_later(pair->backbone, RelayClose::kRestart, kStopReason);
     }
     const PumpEnd end = co_await pump(*pair->backbone, *pair->worker, pair->to_worker_bytes, pair->moved_ns, {}, {});
     self->end_pump(pair, *pair->backbone, *pair->worker, end, "backbone");
