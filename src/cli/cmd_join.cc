@@ -14,6 +14,7 @@
 #include "cli/log_format.h"
 #include "cli/metrics_option.h"
 #include "cli/node_token.h"
+#include "ffn/brief_waits.h"
 #include "ffn/device.h"
 #include "ggml.h"
 #include "join/node.h"
@@ -112,6 +113,7 @@ int run(Options& options) {
   if (const Status prepared = prepare(options); !prepared) return report(prepared);
   start_log("join", options.log, "%H:%M:%S %^%l%$ %v");
   ::unsetenv("GGML_BACKEND_PATH");  // a backbone's plugin is no business of a node
+  ffn::wait_briefly();
   if (options.node.device == "CPU") ffn::leave_gpu_drivers_out();
   ggml_log_set(
       [](ggml_log_level level, const char* text, void*) {

@@ -17,6 +17,7 @@
 #include "cli/metrics_option.h"
 #include "cli/node_token.h"
 #include "cli/worker_relay.h"
+#include "ffn/brief_waits.h"
 #include "ffn/device.h"
 #include "ffn/engine.h"
 #include "spdlog/spdlog.h"
@@ -43,6 +44,7 @@ struct Options {
   bool no_verify = false;
   bool no_tune = false;
   std::string numerics = "any";
+  std::string weights = "file";
   LogOptions log;
   std::string data_dir;
   std::string token_file;
@@ -128,6 +130,7 @@ Result<bool> serve(const Options& options) {
   // A backbone's plugin, if the environment names one, is no business of a worker: loading
   // it would make this process a backbone, too. Before the first thread starts.
   ::unsetenv("GGML_BACKEND_PATH");
+  ffn::wait_briefly();
   if (options.device == "CPU") ffn::leave_gpu_drivers_out();
   ggml_log_set(log_ggml, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
@@ -161,7 +164,8 @@ Result<bool> serve(const Options& options) {
   store_options.bytes_max = options.memory_bytes;
   store_options.verify = !options.no_verify;
   if (options.only_that_layer) store_options.only_layer = options.layer;
-  if (options.numerics == "fast") store_options.packing = worker::Packing::kInstead;
+  if (options.weights == "f32") store_options.packing = worker::Packing::kExpanded;
+  else if (options.numerics == "fast") store_options.packing = worker::Packing::kInstead;
   else if (options.numerics == "any" && options.memory_bytes != 0) store_options.packing = worker::Packing::kBeside;
   KVASIR_ASSIGN(worker::SliceStore store, worker::SliceStore::load(options.slices, store_options));
   if (options.layer) KVASIR_TRY(worker::choose_raw_layer(store, options.layer));
@@ -240,6 +244,11 @@ void add_worker(CLI::App& app, int& exit_code) {
                       "copy, rearranged, for backbones of class fast only")
       ->check(CLI::IsMember({"any", "exact", "fast"}))
       ->capture_default_str();
+  command->add_option("--weights", options->weights,
+                      "file: as the slice has them; f32: expanded when they are read, most accurate and 4 to 7 times as "
+                      "large, for backbones of class fast only")
+      ->check(CLI::IsMember({"file", "f32"}))
+      ->capture_default_str();
   command->add_flag("--no-tune", options->no_tune, "do not measure the plans of class fast at the start");
   command->add_flag("--tls", options->tls, "encrypt on loopback too");
   command->add_flag("--insecure", options->insecure, "plain TCP; with a token, also serve the older framing without it");
@@ -252,6 +261,8 @@ void add_worker(CLI::App& app, int& exit_code) {
   command->callback([options, slice, memory, &exit_code] {
     if (slice->empty() && memory->empty())
       exit_code = report(fix_input("worker needs --slice FILE, or --memory BYTES to start empty.").error());
+    else if (options->weights == "f32" && options->numerics == "exact")
+      exit_code = report(fix_input("--weights f32 serves class fast only: leave out --numerics exact.").error());
     else
       exit_code = run(*options);
   });

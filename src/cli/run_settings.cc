@@ -12,6 +12,7 @@
 #include "base/hex.h"
 #include "cli/node_token.h"
 #include "dispatch/dispatcher.h"
+#include "ffn/brief_waits.h"
 #include "gguf/moe_model.h"
 #include "hub/client/hub_client.h"
 
@@ -177,9 +178,10 @@ Result<RunSettings> decide_run(const RunOptions& options) {
   if (!has_any(extra, {"-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", "-ot", "--override-tensor"}))
     out.args.emplace_back("--cpu-moe");
   // ggml's threads spin while they wait, and would take the cores from workers beside them.
-  if (!environment("OMP_WAIT_POLICY") && std::ranges::any_of(hosts, is_this_machine)) {
-    out.environment["OMP_WAIT_POLICY"] = "passive";
-    out.notes.push_back("workers share this machine, so llama.cpp's threads sleep while they wait (OMP_WAIT_POLICY=passive).");
+  if (!environment(ffn::kWaitPolicyVariable) && !environment(ffn::kSpinCountVariable) && std::ranges::any_of(hosts, is_this_machine)) {
+    ffn::add_brief_waits(out.environment);
+    out.notes.push_back(std::format("workers share this machine, so llama.cpp's threads wait briefly, then sleep ({}={}).",
+                                    ffn::kSpinCountVariable, ffn::kBriefSpinCount));
   }
   if (has_any(extra, {"--ssl-cert-file"})) out.scheme = "https";
   out.prefix = last_value(extra, {"--api-prefix"}).value_or("");

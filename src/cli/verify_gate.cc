@@ -8,6 +8,7 @@
 
 #include "cli/demo_fleet.h"
 #include "cli/llama_server.h"
+#include "ffn/brief_waits.h"
 
 namespace kvasir::cli {
 namespace {
@@ -48,7 +49,7 @@ Result<Answers> ask(LlamaServer& server, const GatePlan& plan) {
 
 LlamaServerOptions server_options(const GatePlan& plan, const char* name, Environment environment) {
   // Threads that spin between layers would only slow down whoever answers for the experts.
-  environment["OMP_WAIT_POLICY"] = "passive";
+  ffn::add_brief_waits(environment);
   return {.model = plan.model, .folder = plan.folder, .name = name, .environment = std::move(environment), .n_threads = plan.n_threads,
           .repack = false};
 }

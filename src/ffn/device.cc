@@ -1,5 +1,7 @@
 #include "ffn/device.h"
 
+#include "ffn/brief_waits.h"
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +15,12 @@ void load_backends() {
   std::call_once(once, [] {
     if (ggml_backend_reg_count() == 0) ggml_backend_load_all();
   });
+}
+
+void wait_briefly() {
+  if (std::getenv(kWaitPolicyVariable) || std::getenv(kSpinCountVariable)) return;
+  ::setenv(kWaitPolicyVariable, kBriefWaitPolicy, 1);
+  ::setenv(kSpinCountVariable, kBriefSpinCount, 1);
 }
 
 void leave_gpu_drivers_out() { ::setenv("VK_LOADER_DRIVERS_DISABLE", "~all~", /*overwrite=*/0); }

@@ -42,6 +42,8 @@ Result<std::optional<ffn::PackedMatrices>> plan_packed(ggml_backend_dev_t device
   return best;
 }
 
+bool is_matrix(const gguf::ExpertTensor& tensor) { return gguf::stacked_dimension(tensor.id.part) == 2; }
+
 bool same_slab(const gguf::ExpertTensor& a, const gguf::ExpertTensor& b) {
   return a.type == b.type && a.per_expert == b.per_expert && a.bytes_per_expert == b.bytes_per_expert &&
          a.ne[0] == b.ne[0];
@@ -94,18 +96,21 @@ Result<std::uint64_t> LayerPlan::lay_out(ggml_backend_buffer_type_t buffer_type,
     ggml_set_name(*slot, tensor.name.c_str());
     targets_.push_back({&tensor, *slot, nullptr});
   }
-  if (packing != Packing::kNone) {
+  if (packing == Packing::kBeside || packing == Packing::kInstead) {
     KVASIR_ASSIGN(held_->packed, plan_packed(device, shape));
   }
   const bool instead = packing == Packing::kInstead && held_->packed;
   held_->tensors = shape;
   for (Target& target : targets_) {
     if (instead && held_->packed->takes(target.shape_tensor)) continue;
-    target.tensor = ggml_dup_tensor(held_->context.get(), target.shape_tensor);
+    const ggml_tensor& like = *target.shape_tensor;
+    target.expanded = packing == Packing::kExpanded && is_matrix(*target.shape) && like.type != GGML_TYPE_F32;
+    target.tensor = target.expanded ? ggml_new_tensor(held_->context.get(), GGML_TYPE_F32, GGML_MAX_DIMS, like.ne)
+                                    : ggml_dup_tensor(held_->context.get(), &like);
     ggml_set_name(target.tensor, target.shape_tensor->name);
     *slot_of(held_->tensors, target.shape->id) = target.tensor;
   }
-  held_->plain = !instead;
+  held_->plain = !instead && packing != Packing::kExpanded;
   held_->bytes = ggml_backend_alloc_ctx_tensors_from_buft_size(held_->context.get(), buffer_type) + packed_bytes();
   return held_->bytes;
 }
@@ -114,8 +119,13 @@ Status LayerPlan::fill(const Target& target, bool verify) const {
   ggml_tensor* tensor = target.tensor;
   ffn::PackedMatrices* packed = held_->packed && held_->packed->takes(target.shape_tensor) ? &*held_->packed : nullptr;
   const std::size_t slab_bytes = target.shape->bytes_per_expert;
-  const bool host = tensor && ggml_backend_buffer_is_host(tensor->buffer);
+  const bool host = tensor && !target.expanded && ggml_backend_buffer_is_host(tensor->buffer);
   Bytes staging(host ? 0 : slab_bytes);
+  std::vector<float> expanded(target.expanded ? static_cast<std::size_t>(tensor->ne[0] * tensor->ne[1]) : 0);
+  const ggml_to_float_t to_float = ggml_get_type_traits(target.shape_tensor->type)->to_float;
+  if (target.expanded && !to_float)
+    return fix_input(std::format("ggml cannot expand the type {} of {}: serve it as it is.",
+                                 ggml_type_name(target.shape_tensor->type), target.shape->name));
   ExpertSet filled;
   for (const Source& source : sources_) {
     const gguf::ExpertTensor* from = source.layer->find(target.shape->id.role, target.shape->id.part);
@@ -140,7 +150,10 @@ Status LayerPlan::fill(const Target& target, bool verify) const {
           return fix_input(std::format("{}: expert {} of {} is damaged (its hash differs): fetch the slice again.",
                                        source.model->file_name(), expert, from->name));
       }
-      if (tensor && !host) ggml_backend_tensor_set(tensor, bytes.data(), at, slab_bytes);
+      if (target.expanded) {
+        to_float(bytes.data(), expanded.data(), static_cast<std::int64_t>(expanded.size()));
+        ggml_backend_tensor_set(tensor, expanded.data(), local * tensor->nb[2], tensor->nb[2]);
+      } else if (tensor && !host) ggml_backend_tensor_set(tensor, bytes.data(), at, slab_bytes);
       if (packed) packed->set(target.shape_tensor, local, bytes.data());
     }
     for (const Range& range : source.layer->held.ranges()) filled.add(range);

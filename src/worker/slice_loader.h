@@ -34,6 +34,7 @@ class LayerPlan {
     const gguf::ExpertTensor* shape;  // of the first source
     ggml_tensor* shape_tensor;  // what `packed` knows it by
     ggml_tensor* tensor;        // null: lies in the packed copy only
+    bool expanded = false;      // F32 instead of the file's type
   };
   Status fill(const Target& target, bool verify) const;
 

@@ -38,12 +38,13 @@ struct HeldLayer {
 };
 using HeldLayerPtr = std::shared_ptr<const HeldLayer>;
 
-// Whether matrices are rearranged for the device's faster kernels (ffn/placement.h). Class
-// exact cannot use those.
+// Whether matrices are rearranged for the device's faster kernels (ffn/placement.h), or
+// expanded. Class exact can use neither.
 enum class Packing : std::uint8_t {
   kNone,
   kBeside,   // in a second copy, if `bytes_max` has room for it
   kInstead,  // in place of the plain ones: one copy, and no exact requests
+  kExpanded,  // as F32 in place of the types of the file: then ggml rounds no activations to 8 bits
 };
 
 struct StoreOptions {

@@ -74,6 +74,19 @@ TEST_F(TuningTest, CopiesHoldTheSameExpertsAndTheirBytesAreCounted) {
     }
 }
 
+TEST_F(TuningTest, ExpandedWeightsAreThoseOfTheFile) {
+  const auto engine = ffn::Engine::create({}).value();
+  const SliceStore plain = load(Packing::kNone), expanded = load(Packing::kExpanded);
+  EXPECT_FALSE(expanded.plain());
+  EXPECT_GT(expanded.bytes(), 3 * plain.bytes());
+  for (const ggml_tensor* matrix : {expanded.layers()[0]->tensors.up, expanded.layers()[0]->tensors.down})
+    EXPECT_EQ(matrix->type, GGML_TYPE_F32);
+  const std::vector<float> rounded = outputs(plain, *engine, false), zero(rounded.size());
+  const double difference = largest_difference(outputs(expanded, *engine, true), rounded);
+  EXPECT_GT(difference, 0) << "the activations were rounded after all";
+  EXPECT_LT(difference, 0.1 * largest_difference(zero, rounded));
+}
+
 TEST_F(TuningTest, ASecondCopyIsLeftOutWhereMemoryHasNoRoomForIt) {
   const SliceStore plain = load(Packing::kNone);
   const SliceStore tight = load(Packing::kBeside, plain.bytes());
