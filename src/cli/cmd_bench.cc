@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "cli/bench_dispatch.h"
 #include "cli/bench_e2e.h"
 #include "cli/bench_worker.h"
 #include "cli/commands.h"
@@ -37,6 +38,29 @@ void add_bench_worker(CLI::App& bench, int& exit_code) {
   });
 }
 
+void add_bench_dispatch(CLI::App& bench, int& exit_code) {
+  auto options = std::make_shared<BenchDispatchOptions>();
+  CLI::App* command =
+      bench.add_subcommand("dispatch", "A layer's round without compute beside an echo of the same bytes, plain, TLS");
+  command->add_option("--gap-ms", options->gaps_ms, "idleness before each round, as of a backbone that decodes")
+      ->check(CLI::Range(0.0, 1000.0))
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--n-embd", options->n_embd, "width of a row")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  command->add_option("--top-k", options->top_k, "experts used for the row")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  command->add_option("--spin-us", options->spin_us, "look for the answer this long before sleeping")
+      ->check(CLI::Range(0, 1'000'000))
+      ->capture_default_str();
+  command->add_option("--rounds", options->rounds, "rounds of each line (default: 4000 without a gap, 400 with one)")
+      ->check(CLI::Range(1, 1'000'000));
+  command->add_flag("--json", options->json, "one object a line");
+  command->callback([options, &exit_code] { exit_code = report(bench_dispatch(*options)); });
+}
+
 void add_bench_e2e(CLI::App& bench, int& exit_code) {
   auto options = std::make_shared<BenchE2eOptions>();
   CLI::App* command = bench.add_subcommand("e2e", "A whole model by llama-bench: stock, llama.cpp's RPC, and over workers, in turn");
@@ -59,6 +83,7 @@ void add_bench(CLI::App& app, int& exit_code) {
   CLI::App* bench = app.add_subcommand("bench", "Measure this machine: figures and ratios, nothing is judged");
   bench->require_subcommand(1);
   add_bench_worker(*bench, exit_code);
+  add_bench_dispatch(*bench, exit_code);
   add_bench_e2e(*bench, exit_code);
 }
 
