@@ -51,7 +51,7 @@ class SwarmTest(Swarm):
 
         stats = self.folder / "stats"
         run = self.start(Run(TINY, self.folder / "run.sock", hub, self.backbone_token, stats, ["--local", "never"]))
-        self.assertTrue(any("OMP_WAIT_POLICY=passive" in line for line in run.err), run.describe())
+        self.assertTrue(any("GOMP_SPINCOUNT=1000" in line for line in run.err), run.describe())
         self.assertEqual(self.chat(run), stock)
 
         def up(n):

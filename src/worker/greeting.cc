@@ -39,7 +39,7 @@ std::optional<wire::ErrorMessage> refuse_hello(const wire::Hello& peer, const wi
     return wire::ErrorMessage{ErrorCode::kMalformed, "Only a backbone connects to a worker."};
   if (peer.numerics != wire::Numerics::kFast && !plain)
     return wire::ErrorMessage{ErrorCode::kNumerics,
-                              "This worker was started with --numerics fast: its weights lie as class fast needs them, and "
+                              "This worker was started with --numerics fast or --weights f32: its weights serve class fast, and "
                               "no other class. Ask for KVASIR_NUMERICS=fast, or start it without."};
   if (peer.numerics != wire::Numerics::kFast) {
     const std::string difference = describe_difference(ours, peer.numerics_id);
