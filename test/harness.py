@@ -154,6 +154,12 @@ class Process:
             reader.join(STOP_S)
         return status
 
+    def pause(self):
+        self.popen.send_signal(signal.SIGSTOP)
+
+    def resume(self):
+        self.popen.send_signal(signal.SIGCONT)
+
     def kill(self):
         """SIGKILL, reaped."""
         if self.running():

@@ -113,8 +113,9 @@ Element draw_workers(const TopState& state, int rows) {
   row({"worker", "state", "experts", "memory", "speed", "latency", "path"}, dim);
   for (std::size_t i = 0; i < shown; ++i) {
     const TopWorker& w = *sorted[i];
-    const bool lost = w.state == "lost" || w.state == "late";
-    row({w.id, w.state, std::to_string(w.experts), w.memory_bytes ? format_bytes(w.memory_bytes) : "-",
+    const bool lost = w.state == "lost" || w.state == "late" || w.state == "silent";
+    row({w.id, w.state == "silent" ? "not answering" : w.state, std::to_string(w.experts),
+         w.memory_bytes ? format_bytes(w.memory_bytes) : "-",
          w.speed_rows_per_s > 0 ? digits(w.speed_rows_per_s) + " rows/s" : "-",
          w.latency_us ? std::format("{:.1f} ms", *w.latency_us / 1000) : "-",
          w.url.empty() ? w.path : w.path + " " + w.url},

@@ -130,6 +130,7 @@ struct LayerUses {
 
 // Wall time of one layer's rounds: bucket i counts rounds of [2^i, 2^(i+1)) nanoseconds.
 struct LayerTimes {
+  wire::LayerId layer_id{};
   std::uint32_t layer = 0;
   wire::ExpertGroup group = wire::ExpertGroup::kExps;
   std::array<std::uint64_t, 40> rounds{};
@@ -138,11 +139,13 @@ struct LayerTimes {
 
 // One worker of the table, for people; counted since it entered the table.
 struct WorkerView {
+  std::string id;          // WorkerAddress::id
   std::string name;        // host:port
   std::string_view state;  // up, connecting, down, draining, quarantined, or refused: HELLO got an error
   std::uint64_t answers = 0, pairs = 0;
   Nanos answer_time_sum{};
   Nanos round_trip{};  // of the last ping; 0: none yet
+  std::uint32_t failures = 0;  // attempts to reach it since it was last up
 };
 
 // The experts of one (layer, group), registered once; the handle is cheap to copy.

@@ -240,10 +240,16 @@ void HubFollower::take_routes(const json& answer) {
 // --- reports -----------------------------------------------------------------------------
 
 void HubFollower::report() {
+  TimePoint next = monotonic_now() + options_.report_interval;
   std::unique_lock lock(mutex_);
-  while (!wake_.wait_for(lock, options_.report_interval, [this] { return stopping_; })) {
+  while (!wake_.wait_for(lock, std::min(options_.report_interval, kTrafficLook), [this] { return stopping_; })) {
     lock.unlock();
-    report_once();
+    const TimePoint now = monotonic_now();
+    if (now >= next) {
+      report_once();
+      next = now + options_.report_interval;
+    }
+    if (now >= traffic_again_) report_traffic(now);
     lock.lock();
   }
   lock.unlock();
@@ -284,6 +290,25 @@ void HubFollower::report_heat() {
   }
   rounds_ = stats.rounds;
   rounds_busy_ = stats.rounds_busy;
+}
+
+// The counters are of the whole process: a model and its draft make one report, under the name
+// of the one with more layers.
+void HubFollower::report_traffic(TimePoint now) {
+  std::map<std::string, std::set<wire::LayerId>> models;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, model] : layers_)
+      if (model) models[*model].insert(id);
+  }
+  const auto most = std::ranges::max_element(models, {}, [](const auto& entry) { return entry.second.size(); });
+  if (most == models.end()) return;
+  const auto stats = traffic_.look(dispatcher_, most->second, now);
+  if (!stats) return;
+  const nlohmann::json report = {{"model", most->first}, {"backbone", run_id_}, {"stats", *stats}};
+  const auto reply = report_client_->post("/api/expert-heat", report);
+  // What is lost is made up for by the next one, whose counters go on.
+  if (!reply || reply->status != 200) traffic_again_ = monotonic_now() + options_.report_interval;
 }
 
 // Under one name until the hub has it, so that nothing counts twice.

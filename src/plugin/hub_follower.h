@@ -1,5 +1,5 @@
 // The plugin's side of a hub: the table of workers from it, by long poll, and reports to it of
-// which experts are used, how busy the workers are, and what each has done.
+// which experts are used, how busy the workers are, what each has done, and how fast it all goes.
 //
 // Two threads of its own, which no round waits for. While the hub is away the dispatcher keeps
 // the table it has, and reports wait.
@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "dispatch/dispatcher.h"
 #include "hub/client/hub_client.h"
+#include "plugin/traffic_report.h"
 
 namespace kvasir::plugin {
 
@@ -60,6 +61,7 @@ class HubFollower {
   void report();
   void report_once();
   void report_heat();
+  void report_traffic(TimePoint now);
   void report_service();
 
   const Options options_;
@@ -79,6 +81,8 @@ class HubFollower {
 
   // Of the thread that reports.
   std::optional<Report> unsent_;
+  TrafficReport traffic_;
+  TimePoint traffic_again_{};  // not before, after a report that failed
   std::uint64_t reports_ = 0, rounds_ = 0, rounds_busy_ = 0;
   std::string run_id_;
 

@@ -153,6 +153,46 @@ TEST_F(Follower, HeatRaisesTheTargetOfWhatIsUsed) {
   EXPECT_GT(target(0), target(1));  // two of four uses; none
 }
 
+TEST_F(Follower, TellsTheHubHowFastItGoes) {
+  const auto a = worker();
+  announce("a", *a);
+  start();
+  const auto seen = [&](auto&& what) {
+    return server->hub->with_traffic("m", [&](hub::Traffic& traffic) { return what(traffic); });
+  };
+  const auto rounds_done = [](hub::Traffic& t) { return t.totals()[static_cast<std::size_t>(hub::Counter::kRounds)]; };
+  ASSERT_TRUE(wait_for([&] {
+    EXPECT_TRUE(round());
+    return seen([](hub::Traffic& traffic) { return traffic.rates(monotonic_now()).rounds > 0; });
+  }));
+  seen([&](hub::Traffic& traffic) {
+    EXPECT_EQ(traffic.backbones(monotonic_now()), 1u);
+    EXPECT_GT(traffic.rates(monotonic_now()).bytes_sent, 0);
+    EXPECT_EQ(traffic.rates(monotonic_now()).local_share(), 0);
+    EXPECT_GT(traffic.latency_us("a").value_or(0), 0);
+    EXPECT_EQ(traffic.layers().size(), 1u);
+    EXPECT_GT(traffic.layers()[0].mean_us, 0);
+    return true;
+  });
+  // Nothing more is done: the speed goes, the sum stays, and a last report is not lost.
+  const auto stands_still = [](hub::Traffic& traffic) { return traffic.rates(monotonic_now()).rounds == 0; };
+  EXPECT_TRUE(wait_for([&] { return seen(stands_still); }));
+  EXPECT_EQ(seen(rounds_done), dispatcher->stats().rounds);
+}
+
+TEST_F(Follower, SaysWhenAWorkerDoesNotAnswer) {
+  auto a = worker();
+  announce("a", *a);
+  start();
+  ASSERT_TRUE(round());
+  const auto silent = [&] {
+    return server->hub->with_traffic("m", [](hub::Traffic& t) { return t.is_silent("a", monotonic_now()); });
+  };
+  EXPECT_FALSE(silent());
+  a.reset();
+  EXPECT_TRUE(wait_for(silent));
+}
+
 TEST_F(Follower, KeepsItsTableWhileTheHubIsAway) {
   const auto a = worker();
   announce("a", *a);

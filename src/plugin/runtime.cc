@@ -15,6 +15,7 @@
 #include "plugin/layer_identity.h"
 #include "plugin/layer_upload.h"
 #include "plugin/metrics.h"
+#include "plugin/traffic_report.h"
 
 namespace kvasir::plugin {
 namespace {
@@ -62,28 +63,9 @@ nlohmann::ordered_json workers_json(const dispatch::Dispatcher& dispatcher) {
   return out;
 }
 
-// The upper end of the bucket in which that share of the rounds has ended, ns; 0 without rounds.
-std::uint64_t quantile_ns(const dispatch::LayerTimes& times, std::uint64_t n_rounds, double share) {
-  std::uint64_t seen = 0;
-  for (std::size_t i = 0; i < times.rounds.size(); ++i) {
-    seen += times.rounds[i];
-    if (seen > 0 && static_cast<double>(seen) >= share * static_cast<double>(n_rounds)) return std::uint64_t{2} << i;
-  }
-  return 0;
-}
-
 nlohmann::ordered_json layers_json(const dispatch::Dispatcher& dispatcher) {
   auto out = nlohmann::ordered_json::array();
-  for (const dispatch::LayerTimes& times : dispatcher.layer_times()) {
-    std::uint64_t n = 0;
-    for (const std::uint64_t rounds : times.rounds) n += rounds;
-    out.push_back({{"layer", times.layer},
-                   {"group", times.group == wire::ExpertGroup::kExps ? "exps" : "chexps"},
-                   {"rounds", n},
-                   {"round_ns_sum", times.round_ns_sum},
-                   {"p50_ns_below", quantile_ns(times, n, 0.5)},
-                   {"p99_ns_below", quantile_ns(times, n, 0.99)}});
-  }
+  for (const dispatch::LayerTimes& times : dispatcher.layer_times()) out.push_back(layer_times_json(times));
   return out;
 }
 
@@ -224,28 +206,8 @@ std::string Runtime::metrics_text() {
 
 std::string Runtime::stats_json() {
   const dispatch::Stats s = dispatcher_ ? dispatcher_->stats() : dispatch::Stats{};
-  nlohmann::ordered_json json = {
-      {"rounds", s.rounds},
-      {"pairs_remote", s.pairs_remote},
-      {"pairs_local", s.pairs_local},
-      {"bytes_sent", s.bytes_sent},
-      {"bytes_received", s.bytes_received},
-      {"hedges", s.hedges},
-      {"late_answers", s.late_answers},
-      {"invalid_answers", s.invalid_answers},
-      {"workers_lost", s.workers_lost},
-      {"reconnects", s.reconnects},
-      {"round_ns_sum", s.round_ns_sum},
-      {"spot_pairs", s.spot_pairs},
-      {"spot_wrong", s.spot_wrong},
-      {"spot_unanswered", s.spot_unanswered},
-      {"spot_undecided", s.spot_undecided},
-      {"spot_ns_sum", s.spot_ns_sum},
-      {"workers_up", s.workers_up},
-      {"hot_bytes", s.hot_bytes},
-      {"rounds_busy", s.rounds_busy},
-      {"splits_local", local_splits_.load(std::memory_order_relaxed)},
-  };
+  nlohmann::ordered_json json = counters_json(s);
+  json["splits_local"] = local_splits_.load(std::memory_order_relaxed);
   json["workers"] = dispatcher_ ? workers_json(*dispatcher_) : nlohmann::ordered_json::array();
   json["layers"] = dispatcher_ ? layers_json(*dispatcher_) : nlohmann::ordered_json::array();
   std::lock_guard lock(mutex_);

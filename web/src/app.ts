@@ -22,12 +22,12 @@ let contributions: { from: string; total: number[]; contributors: number; worker
 
 function showFigures(): void {
   const sum = state.coverage();
-  const away = state.workers.filter((w) => w.state === "lost" || w.state === "late").length;
+  const away = state.workers.filter((w) => ["lost", "silent", "late"].includes(w.state)).length;
   const figures: [string, string, string][] = [
     ["Experts at their target", sum.experts ? percent(sum.full / sum.experts) : "–", sum.experts ? `${count(sum.full)} of ${count(sum.experts)}` : ""],
     ["Held by nobody", count(sum.none), sum.none ? "left to the backbone" : ""],
     ["Replicas missing", count(sum.missing), ""],
-    ["Workers", count(state.workersTotal), away ? `${away} lost or late` : ""],
+    ["Workers", count(state.workersTotal), away ? `${away} not answering` : ""],
     ["Backbones", count(state.traffic?.backbones ?? 0), ""],
   ];
   find("figures").replaceChildren(

@@ -10,8 +10,9 @@ interface Column {
 }
 
 // What needs somebody's attention comes first.
-const STATES = ["lost", "late", "draining", "moving", "proving", "fetching", "serving"];
-const MARKS: Record<string, string> = { serving: "●", fetching: "◔", proving: "◑", moving: "◒", draining: "◌", late: "▲", lost: "✕" };
+const STATES = ["lost", "silent", "late", "draining", "moving", "proving", "fetching", "serving"];
+const MARKS: Record<string, string> = { serving: "●", fetching: "◔", proving: "◑", moving: "◒", draining: "◌", late: "▲", silent: "◇", lost: "✕" };
+const WORDS: Record<string, string> = { silent: "not answering" };
 const MEANINGS: Record<string, string> = {
   serving: "answers backbones",
   fetching: "has been given experts and fetches them",
@@ -19,12 +20,13 @@ const MEANINGS: Record<string, string> = {
   moving: "was asked to take scarcer experts",
   draining: "finishes what it has begun and takes nothing new",
   late: "a heartbeat is overdue",
+  silent: "a backbone gets no answer from it, though the hub still hears of it",
   lost: "its line to the hub has ended; it counts for nothing until it is heard of again",
 };
 
 const COLUMNS: Column[] = [
   { title: "Name", key: (w) => w.id, text: (w) => w.id },
-  { title: "State", key: (w) => STATES.indexOf(w.state), text: (w) => `${MARKS[w.state] ?? "?"} ${w.state}` },
+  { title: "State", key: (w) => STATES.indexOf(w.state), text: (w) => `${MARKS[w.state] ?? "?"} ${WORDS[w.state] ?? w.state}` },
   { title: "Device", key: (w) => w.device, text: (w) => w.device || "–" },
   { title: "Memory", key: (w) => w.memory, text: (w) => (w.memory ? bytesInColumn(w.memory) : "–"), number: true },
   { title: "Experts", key: (w) => w.experts, text: (w) => count(w.experts), number: true },

@@ -98,6 +98,38 @@ test("the map is right cell by cell, and a killed worker shows within 2 s", asyn
   assert.deepEqual(page.complaints, []);
 });
 
+test("the traffic panel shows figures while a backbone writes", async (t) => {
+  const { hub, viewer, backbone } = await fleet(t);
+  const page = await openPage(t, hub, { token: viewer });
+  assert.match(await page.locator("#traffic-empty").textContent(), /kvasir run/);
+  const server = await hub.backbone(backbone);
+  const chart = (title) => page.locator(".chart", { has: page.locator("h3", { hasText: new RegExp(`^${title}$`) }) });
+  const figure = (title) => chart(title).locator(".now").textContent();
+  // Text is written until all figures are there; each request is a short one.
+  let writing = true;
+  const written = (async () => {
+    while (writing) await server.complete("In the beginning", 48);
+  })();
+  try {
+    await until("tokens a second", async () => /[1-9]/.test(await figure("Tokens a second")), 60000);
+    await until("rounds a second", async () => /[1-9]/.test(await figure("Rounds a second")));
+    assert.match(await figure("Time of a round"), /[1-9].* ms/);
+    assert.match(await figure("Bytes a second"), /[1-9].*sent.*[1-9].*received/);
+    assert.match(await figure("Computed at the backbone"), /%/);
+    assert.match(await figure("Hedges a second"), /\d/);
+    await until("each layer's time", async () => /slowest: layer \d+, .* ms/.test(await figure("Time of a round, by layer")));
+    await until("the workers' latency", async () => /\d ms/.test(await page.locator("#workers-rows").textContent()));
+    assert.match(await page.locator("#traffic-note").textContent(), /1 backbone reports/);
+    t.diagnostic(`${await figure("Tokens a second")} tokens a second, ${await figure("Time of a round")} a round`);
+    await page.screenshot({ path: join(shots, "traffic.png"), fullPage: true });
+  } finally {
+    writing = false;
+    await written;
+  }
+  await until("the figures to end with the text", async () => /^0\b/.test(await figure("Rounds a second")), 60000);
+  assert.deepEqual(page.complaints, []);
+});
+
 test("tokens, keyboard, and a hub that restarts", async (t) => {
   const hub = await new Hub(t).start();
   const viewer = hub.token("viewer");

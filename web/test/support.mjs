@@ -2,6 +2,7 @@
 import assert from "node:assert/strict";
 import { spawn, execFileSync } from "node:child_process";
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync } from "node:fs";
+import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -41,6 +42,15 @@ function start(t, args, env = {}) {
   return child;
 }
 
+function unusedPort() {
+  return new Promise((done) => {
+    const server = createServer().listen(0, "127.0.0.1", () => {
+      const { port } = server.address();
+      server.close(() => done(port));
+    });
+  });
+}
+
 export class Hub {
   constructor(t, options = {}) {
     this.t = t;
@@ -74,6 +84,21 @@ export class Hub {
   join(name, memory, token) {
     return start(this.t, [join(bin, "kvasir"), "join", this.url, "--memory", memory, "--threads", "1", "--data", join(this.folder, name),
                           "--cache", join(this.folder, name, "slices")], { KVASIR_TOKEN: token });
+  }
+  // llama.cpp's own server with the plugin, over this hub's workers.
+  async backbone(token) {
+    const port = await unusedPort();
+    const server = start(this.t, ["llama-server", "-m", model, "--host", "127.0.0.1", "--port", String(port), "--no-repack",
+                                  "-t", "1", "-c", "512", "-np", "1", "--no-webui", "--no-warmup", "--offline"],
+                         { GGML_BACKEND_PATH: join(top, "build/lib/libggml-kvasir.so"), KVASIR_HUB: this.url, KVASIR_TOKEN: token,
+                           OMP_WAIT_POLICY: "passive" });
+    const url = `http://127.0.0.1:${port}`;
+    await until("llama-server to be ready", async () => (await fetch(`${url}/health`).catch(() => null))?.ok, 120000);
+    server.complete = async (prompt, n_predict) => {
+      const answer = await fetch(`${url}/completion`, { method: "POST", body: JSON.stringify({ prompt, n_predict, temperature: 0, ignore_eos: true }) });
+      assert.equal(answer.status, 200, await answer.text());
+    };
+    return server;
   }
   cpuSeconds() {
     const fields = readFileSync(`/proc/${this.process.pid}/stat`, "utf8").split(") ")[1].split(" ");

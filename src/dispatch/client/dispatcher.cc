@@ -136,6 +136,7 @@ class DispatcherImpl final : public Dispatcher {
     std::vector<LayerTimes> out;
     for (const LayerEntry& entry : shared_->layers) {
       LayerTimes& times = out.emplace_back();
+      times.layer_id = entry.layer_id;
       times.layer = entry.layer;
       times.group = entry.recipe.group;
       for (std::size_t i = 0; i < times.rounds.size(); ++i) times.rounds[i] = entry.rounds[i].load(std::memory_order_relaxed);
@@ -152,8 +153,9 @@ class DispatcherImpl final : public Dispatcher {
       if (fleet.state(w) == WorkerState::kRemoved) continue;
       const Tally& tally = fleet.tally(w);
       const bool refused = fleet.refused(w) && fleet.state(w) != WorkerState::kUp;
-      out.push_back({shared_->slots[w].name, refused ? "refused" : to_string(fleet.state(w)), tally.answers, tally.pairs,
-                     tally.time, tally.round_trip});
+      const Slot& slot = shared_->slots[w];
+      out.push_back({slot.where.id, slot.name, refused ? "refused" : to_string(fleet.state(w)), tally.answers,
+                     tally.pairs, tally.time, tally.round_trip, fleet.failures(w)});
     }
     return out;
   }

@@ -17,6 +17,8 @@ constexpr long kCallTimeoutMs = 45'000;  // the hub's long polls last 30 s
 constexpr int kPollMs = 1000;
 constexpr long kStallBytesPerS = 512;
 constexpr long kStallTimeS = 30;
+// A hub that has given the stream up meanwhile answers the system's probes with a reset.
+constexpr long kProbeAfterS = 5, kProbeEveryS = 5;
 constexpr long kSilenceTimeS = 60;  // of a stream; the hub sends a few bytes every 15 s
 constexpr std::size_t kReplyBytesMax = 64u << 20;
 
@@ -147,6 +149,9 @@ class CurlClient final : public HubClient {
     set(CURLOPT_TIMEOUT_MS, 0L);
     set(CURLOPT_LOW_SPEED_LIMIT, 1L);
     set(CURLOPT_LOW_SPEED_TIME, kSilenceTimeS);
+    set(CURLOPT_TCP_KEEPALIVE, 1L);
+    set(CURLOPT_TCP_KEEPIDLE, kProbeAfterS);
+    set(CURLOPT_TCP_KEEPINTVL, kProbeEveryS);
     const CURLcode code = perform();
     curl_easy_getinfo(handle_.get(), CURLINFO_RESPONSE_CODE, &receiver.piece.status);
     if (receiver.piece.status == 0) return unreachable(code);

@@ -49,10 +49,18 @@ void Traffic::report(BackboneReport report, TimePoint now) {
     reporter.at = now;
   }
   if (!report.layers.empty()) layers_ = std::move(report.layers);
-  for (const auto& [id, latency_us] : report.worker_latency_us) {
-    if (worker_latency_us_.size() >= kWorkersMax && !worker_latency_us_.contains(id)) worker_latency_us_.clear();
-    worker_latency_us_[id] = latency_us;
+  for (const auto& [id, told] : report.workers) {
+    if (workers_.size() >= kWorkersMax && !workers_.contains(id)) workers_.clear();
+    Worker& worker = workers_[id];
+    if (told.latency_us) worker.latency_us = told.latency_us;
+    if (told.reached) hear(worker, report.reporter, *told.reached, now);
   }
+}
+
+void Traffic::hear(Worker& worker, const std::string& reporter, bool reached, TimePoint now) {
+  std::erase_if(worker.words, [&](const Word& word) { return word.reporter == reporter || now - word.at > kWordTtl; });
+  if (worker.words.size() >= kWordsMax) worker.words.erase(std::ranges::min_element(worker.words, {}, &Word::at));
+  worker.words.push_back({reporter, reached, now});
 }
 
 Rates Traffic::rates(TimePoint now) const {
@@ -92,8 +100,20 @@ bool Traffic::advance(TimePoint now) {
 }
 
 std::optional<double> Traffic::latency_us(std::string_view worker_id) const {
-  const auto found = worker_latency_us_.find(worker_id);
-  return found == worker_latency_us_.end() ? std::nullopt : std::optional(found->second);
+  const auto found = workers_.find(worker_id);
+  return found == workers_.end() ? std::nullopt : found->second.latency_us;
+}
+
+bool Traffic::is_silent(std::string_view worker_id, TimePoint now) const {
+  const auto found = workers_.find(worker_id);
+  if (found == workers_.end()) return false;
+  bool missed = false;
+  for (const Word& word : found->second.words) {
+    if (now - word.at > kWordTtl) continue;
+    if (word.reached) return false;
+    missed = true;
+  }
+  return missed;
 }
 
 }  // namespace kvasir::hub

@@ -48,8 +48,12 @@ struct LayerLatency {
 struct BackboneReport {
   std::string reporter;  // the same for every report of one process
   Counters counters{};
-  std::vector<LayerLatency> layers;                 // empty: not told
-  std::map<std::string, double> worker_latency_us;  // by worker id: of an answer, lately
+  std::vector<LayerLatency> layers;  // empty: not told
+  struct Worker {
+    std::optional<double> latency_us;  // of an answer, lately
+    std::optional<bool> reached;       // whether it answers that backbone
+  };
+  std::map<std::string, Worker> workers;  // by id
 };
 
 struct Rates {  // a second, over all backbones
@@ -65,7 +69,9 @@ class Traffic {
   static constexpr Nanos kSampleInterval = std::chrono::seconds(2);
   static constexpr std::size_t kSamplesMax = 300;  // ten minutes
   static constexpr std::size_t kReportersMax = 256;
-  static constexpr std::size_t kWorkersMax = 65'536;  // whose latency is known
+  static constexpr std::size_t kWorkersMax = 65'536;  // of which something is known
+  static constexpr std::size_t kWordsMax = 4;         // backbones whose word on one worker is kept: the last ones
+  static constexpr Nanos kWordTtl = std::chrono::seconds(25);
   // A backbone that has not reported for this long, or for three of its own intervals, is idle
   // or gone.
   static constexpr Nanos kRateTtl = std::chrono::seconds(10), kRateTtlMax = std::chrono::minutes(2);
@@ -87,6 +93,8 @@ class Traffic {
   // As the backbone told that reported last.
   const std::vector<LayerLatency>& layers() const { return layers_; }
   std::optional<double> latency_us(std::string_view worker_id) const;
+  // Some backbone gets no answer from it, and none says that it does.
+  bool is_silent(std::string_view worker_id, TimePoint now) const;
 
  private:
   struct Reporter {
@@ -100,7 +108,18 @@ class Traffic {
   std::map<std::string, Reporter> reporters_;
   Counters totals_{};
   std::vector<LayerLatency> layers_;
-  std::map<std::string, double, std::less<>> worker_latency_us_;
+  struct Word {
+    std::string reporter;
+    bool reached = false;
+    TimePoint at{};
+  };
+  struct Worker {
+    std::optional<double> latency_us;
+    std::vector<Word> words;
+  };
+  void hear(Worker& worker, const std::string& reporter, bool reached, TimePoint now);
+
+  std::map<std::string, Worker, std::less<>> workers_;
   std::deque<Sample> samples_;
   std::uint64_t next_sample_ = 0;
   std::optional<TimePoint> sampled_;

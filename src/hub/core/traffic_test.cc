@@ -75,7 +75,7 @@ TEST(Traffic, ReportersAndWorkersAreBounded) {
     traffic.report(report(std::to_string(i).c_str(), 1), now + milliseconds(i));
   EXPECT_EQ(traffic.backbones(now + seconds(1)), Traffic::kReportersMax);
   BackboneReport told = report("x", 1);
-  told.worker_latency_us["w"] = 250;
+  told.workers["w"] = {250, std::nullopt};
   told.layers = {{0, 10, 100, 200}};
   traffic.report(told, now);
   EXPECT_EQ(traffic.latency_us("w"), 250);
@@ -83,6 +83,32 @@ TEST(Traffic, ReportersAndWorkersAreBounded) {
   EXPECT_EQ(traffic.layers().size(), 1u);
   traffic.report(report("x", 2), now + seconds(1));
   EXPECT_EQ(traffic.layers().size(), 1u);  // not told: as before
+}
+
+TEST(Traffic, AWorkerIsSilentWhenNobodyHearsIt) {
+  Traffic traffic;
+  const TimePoint now{seconds(1000)};
+  const auto tell = [&](const char* who, bool reached, Nanos after) {
+    BackboneReport told = report(who, 1);
+    told.workers["w"].reached = reached;
+    traffic.report(told, now + after);
+  };
+  EXPECT_FALSE(traffic.is_silent("w", now));
+  tell("a", true, seconds(0));
+  EXPECT_FALSE(traffic.is_silent("w", now));
+  tell("a", false, seconds(1));
+  EXPECT_TRUE(traffic.is_silent("w", now + seconds(1)));
+  tell("b", true, seconds(2));  // one that is cut off itself says nothing of the worker
+  EXPECT_FALSE(traffic.is_silent("w", now + seconds(2)));
+  tell("b", false, seconds(3));
+  EXPECT_TRUE(traffic.is_silent("w", now + seconds(3)));
+  EXPECT_FALSE(traffic.is_silent("w", now + seconds(4) + Traffic::kWordTtl));
+  // Only the last words are kept.
+  for (std::size_t i = 0; i < Traffic::kWordsMax; ++i)
+    tell(std::to_string(i).c_str(), false, seconds(10) + milliseconds(i));
+  EXPECT_TRUE(traffic.is_silent("w", now + seconds(11)));
+  tell("a", true, seconds(11));
+  EXPECT_FALSE(traffic.is_silent("w", now + seconds(11)));
 }
 
 }  // namespace

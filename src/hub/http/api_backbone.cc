@@ -108,15 +108,19 @@ Result<BackboneReport> stats_of(const json& given) {
   }
   if (const json* workers = input.find("workers")) {
     if (!workers->is_array() || workers->size() > kStatsWorkersMax)
-      return fix_input("'stats.workers' must be a list of {\"name\", \"answers\", \"answer_ns_sum\"}.");
+      return fix_input("'stats.workers' must be a list of {\"name\", \"state\", \"answers\", \"answer_ns_sum\"}.");
     for (const json& each : *workers) {
       if (!each.is_object()) return fix_input("each of 'stats.workers' must be an object.");
       const JsonInput worker(each);
       KVASIR_ASSIGN(const auto id, worker.optional_text("name", 128));
       KVASIR_ASSIGN(const auto answers, worker.optional_uint("answers"));
       KVASIR_ASSIGN(const auto sum_ns, worker.optional_number("answer_ns_sum"));
-      if (id && answers && *answers > 0 && sum_ns)
-        out.worker_latency_us[*id] = *sum_ns / 1e3 / static_cast<double>(*answers);
+      KVASIR_ASSIGN(const auto state, worker.optional_text("state", 32));
+      if (!id) continue;
+      BackboneReport::Worker& told = out.workers[*id];
+      if (answers && *answers > 0 && sum_ns) told.latency_us = *sum_ns / 1e3 / static_cast<double>(*answers);
+      if (state == "up") told.reached = true;
+      if (state == "down") told.reached = false;
     }
   }
   return out;
@@ -194,7 +198,7 @@ void add_backbone_routes(Router& router, Hub& hub) {
                 "stats":{"rounds":480,"pairs_remote":3800,"pairs_local":40,"bytes_sent":3000000,"bytes_received":3100000,
                 "hedges":2,"late_answers":1,"invalid_answers":0,"workers_lost":0,"reconnects":0,"round_ns_sum":900000000,
                 "layers":[{"layer":0,"rounds":10,"round_ns_sum":18000000,"p99_ns_below":4194304}],
-                "workers":[{"name":"laptop","answers":100,"answer_ns_sum":150000000}]}})",
+                "workers":[{"name":"laptop","state":"up","answers":100,"answer_ns_sum":150000000}]}})",
               .answer_example = R"({"ok":true})",
               .handler = [&hub](const Request& request) { return heat(hub, request); }});
 }

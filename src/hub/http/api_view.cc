@@ -111,6 +111,7 @@ Response line(Hub& hub, const Request& request) {
   out.content_type = "text/event-stream";
   out.headers.emplace_back("X-Accel-Buffering", "no");
   out.stream = std::make_shared<Line>(hub, id->second);
+  out.watched = true;
   return out;
 }
 

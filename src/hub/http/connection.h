@@ -1,7 +1,9 @@
 // One connection: reads requests, asks the handlers, writes answers. Inside the server only.
 #pragma once
 
+#include <netinet/tcp.h>
 #include <sys/sendfile.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -341,9 +343,25 @@ class Connection final : public Watched, public std::enable_shared_from_this<Con
     co_return sent&& keep_alive;
   }
 
+  // Has the system find out whether the other machine is still there. Best effort: heartbeats
+  // that stay away say the same later.
+  void probe_peer() {
+    const auto set = [fd = socket().native_handle()](int level, int option, auto value) {
+      const int number = static_cast<int>(value.count());
+      ::setsockopt(fd, level, option, &number, sizeof number);
+    };
+    set(SOL_SOCKET, SO_KEEPALIVE, std::chrono::seconds(1));
+    set(IPPROTO_TCP, TCP_KEEPIDLE, kProbeAfter);
+    set(IPPROTO_TCP, TCP_KEEPINTVL, kProbeInterval);
+    set(IPPROTO_TCP, TCP_KEEPCNT, (kVanishedMax - kProbeAfter) / kProbeInterval.count());
+    // Bytes under way that nobody confirms are waited for no longer.
+    set(IPPROTO_TCP, TCP_USER_TIMEOUT, std::chrono::milliseconds(kVanishedMax));
+  }
+
   // Until the client is gone or the hub stops. Always the last of its connection.
   asio::awaitable<bool> write_stream(Response response) {
     std::shared_ptr<EventStream> stream = std::move(response.stream);
+    if (response.watched) probe_peer();
     set_deadline(shared_->options.stall_timeout);
     http::response<http::empty_body> message;
     fill_header(message, response, false);

@@ -11,6 +11,9 @@ namespace kvasir::hub {
 
 // A proxy between may close what is silent for a minute.
 inline constexpr Nanos kKeepAliveInterval = std::chrono::seconds(15);
+// The system's own probes begin after kProbeAfter of silence, one each kProbeInterval; a lossy
+// wireless line may lose two in a row.
+inline constexpr std::chrono::seconds kProbeAfter{2}, kProbeInterval{1}, kVanishedMax{5};
 
 // Thread contract: every member may be called from any thread and returns at once. The server
 // destroys the object when the client is gone, within milliseconds where its machine says so.

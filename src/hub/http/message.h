@@ -36,6 +36,7 @@ struct Response {
   std::string text;
   std::optional<Body> body;  // instead of `text`
   std::shared_ptr<EventStream> stream;  // instead of both
+  bool watched = false;  // of a stream: a peer that vanishes without a word is missed within kVanishedMax
   // Nothing to say yet: the server asks the handler again after this long, until the
   // request's patience (its wait_s) is over.
   std::optional<Nanos> ask_again;

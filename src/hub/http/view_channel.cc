@@ -114,9 +114,12 @@ ViewFeed::Channel::State ViewFeed::Channel::look(Hub& hub) {
     for (const LayerLatency& layer : traffic.layers())
       out.latency.push_back({layer.layer, layer.rounds, rounded(layer.mean_us), rounded(layer.p99_us)});
     for (json* list : {&out.workers, &out.workers_with_addresses})
-      for (json& worker : *list)
-        if (const auto latency_us = traffic.latency_us(worker["id"].get_ref<const std::string&>()))
-          worker["latency_us"] = rounded(*latency_us);
+      for (json& worker : *list) {
+        const auto& id = worker["id"].get_ref<const std::string&>();
+        if (const auto latency_us = traffic.latency_us(id)) worker["latency_us"] = rounded(*latency_us);
+        // Sooner than by heartbeats that stay away; what the hub itself has seen says more.
+        if (worker["state"] == "serving" && traffic.is_silent(id, now)) worker["state"] = "silent";
+      }
   });
   return out;
 }
