@@ -1,7 +1,8 @@
 """The documents: their commands run, their links lead somewhere, the messages they explain exist.
 
 A fenced block opened by ```sh run is run to its end and must succeed; one opened by ```sh serve is a
-program that stays, and the next block comes when it is there. What differs from an installed system
+program that stays, and the next block comes when it is there; one opened by ```sh join is the same on
+three machines. A second kvasir run takes the place of the first. What differs from an installed system
 (paths, ports, addresses) is replaced as `Page.adapt` says. Other blocks are not run: they install
 packages, or need a GPU or a telephone.
 """
@@ -17,7 +18,7 @@ from harness import BUILD, PLUGIN, SOURCE, SystemTest
 
 PAGES = sorted([SOURCE / "README.md", *(SOURCE / "docs").rglob("*.md"), *(p for p in SOURCE.glob("*.md") if p.name != "README.md"),
                 SOURCE / "models" / "MODEL.md"])
-BLOCK = re.compile(r"^ *```sh (run|serve)\n(.*?)^ *```$", re.M | re.S)
+BLOCK = re.compile(r"^ *```sh (run|serve|join)\n(.*?)^ *```$", re.M | re.S)
 
 
 def anchor(heading):
@@ -78,6 +79,9 @@ class Page:
         self.test, self.text = test, page.read_text()
         self.ports = {}
         self.links = ["no-link-yet"]
+        self.hub, self.backbone = "no-hub-yet", None
+        self.here = test.folder / page.stem
+        self.here.mkdir()
         # Under names without spaces, whatever the checkout is called.
         for name, target in (("libggml-kvasir.so", PLUGIN), ("models", SOURCE / "models")):
             if not (test.folder / name).exists():
@@ -91,25 +95,48 @@ class Page:
         block = textwrap.dedent(block).replace("/tmp/", f"{folder}/").replace("./dev run ", "")
         block = block.replace("$PWD/build/lib/", f"{folder}/").replace(" models/", f" {folder}/models/")
         block = block.replace("LINK_OF_A", self.links[0]).replace("LINK_OF_B", self.links[-1]).replace("LINK", self.links[-1])
+        block = re.sub(r"\bHUB\b", self.hub, block)
         block = block.replace("/usr/lib/kvasir/", f"{folder}/").replace("/usr/share/kvasir/models", f"{folder}/models")
+        block = block.replace("--listen 0.0.0.0:8443", "--listen 127.0.0.1:0 --tls")
+        block = block.replace("kvasir run ", f"kvasir run --listen 127.0.0.1:{self.port('8080')} ")
         # Encrypted as on an address that others can reach, and two threads a machine are plenty here.
         block = re.sub(r"--serve 0\.0\.0\.0:(\d+)", lambda m: "--serve 127.0.0.1:0 --tls --threads 1", block)
         return re.sub(r"(--port |127\.0\.0\.1:)(8080)\b", lambda m: f"{m[1]}{self.port(m[2])}", block)
 
-    def environment(self):
-        env = harness.clean_environment(XDG_DATA_HOME=self.test.folder / "data")
+    def environment(self, machine="backbone"):
+        home = self.here / machine
+        home.mkdir(exist_ok=True)
+        env = harness.clean_environment(HOME=home, XDG_DATA_HOME=home / "data", XDG_CACHE_HOME=home / "cache")
         env["PATH"] = f"{BUILD / 'bin'}:{env['PATH']}"
         return env
 
-    def serve(self, script):
+    def launch(self, script, machine="backbone"):
         # So that ending the block ends the program.
-        script = re.sub(r"^(kvasir|llama-server)\b", r"exec \1", script, flags=re.M)
-        process = self.test.start(harness.Process(["bash", "-euc", script], env=self.environment()))
+        script = re.sub(r"^(kvasir|kvasir-hub|llama-server) ", r"exec \1 ", script, flags=re.M)
+        return self.test.start(harness.Process(["bash", "-euc", f"cd '{self.here}'\n{script}"], env=self.environment(machine)))
+
+    def serve(self, script):
+        if re.search(r"^(kvasir run|llama-server) ", script, re.M) and self.backbone:
+            self.backbone.stop()
+        process = self.launch(script)
         if "kvasir worker" in script:
             self.links = [link for link in self.links if "#" in link] + [process.next_line(r"^127\.0\.0\.1:\d+#[0-9a-f]{64}$")]
+        elif "kvasir-hub" in script:
+            self.hub = process.next_line(r"^https://127\.0\.0\.1:\d+$")
         else:
-            port = re.search(r"--port (\d+)", script)[1]
+            self.backbone = process
+            port = re.search(r"--(?:port |listen 127\.0\.0\.1:)(\d+)", script)[1]
             harness.wait_until(lambda: self.healthy(port, process), "the server to be ready")
+
+    def join(self, script):
+        """On three machines, each of which was given a copy of the hub's certificate."""
+        (self.here / "hub-ca.pem").write_bytes((self.here / "backbone" / "kvasir" / "hub-ca.pem").read_bytes())
+        # Less than the whole model each, so that all three are wanted.
+        script = script.replace("--memory 2G", "--memory 9M --threads 1")
+        nodes = [self.launch(script, f"machine{i}") for i in range(3)]
+        for node in nodes:
+            harness.wait_until(lambda node=node: any(re.search(r"\bserving \d+ experts", line) for line in node.err),
+                               "a node to serve", 120)
 
     def healthy(self, port, process):
         self.test.assertTrue(process.running(), process.describe())
@@ -126,9 +153,10 @@ class Page:
         outputs = []
         for kind, block in BLOCK.findall(self.text):
             script = self.adapt(block)
-            if kind == "serve":
-                self.serve(script)
+            if kind != "run":
+                {"serve": self.serve, "join": self.join}[kind](script)
             else:
+                script = f"cd '{self.here}'\n{script}"
                 done = harness.run(["bash", "-euo", "pipefail", "-c", script], env=self.environment(), check=False)
                 self.test.assertEqual(done.returncode, 0, f"{script}\n{done.stdout}\n{done.stderr}")
                 outputs.append(done.stdout)
@@ -142,7 +170,8 @@ class Commands(SystemTest):
         # The worker did all of it, as the page says.
         self.assertRegex(everything, r'"pairs_remote":[1-9]')
         self.assertIn('"pairs_local":0', everything)
-        self.assertIn('"text":', everything)
+        self.assertIn('"content":', everything)
+        self.assertRegex(everything, r"workers 3\b")
 
     def test_other_pages(self):
         for page in PAGES:

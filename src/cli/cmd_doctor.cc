@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/doctor.h"
+#include "discovery/service.h"
 #include "ggml.h"
 
 namespace kvasir::cli {
@@ -17,7 +18,7 @@ namespace {
 struct Options {
   std::string workers, hub, ca_file, stats_file;
   double seconds = 3;
-  bool json = false;
+  bool json = false, no_discovery = false;
 };
 
 std::string variable(const char* name) {
@@ -33,6 +34,7 @@ Result<Findings> examine(const Options& options) {
     KVASIR_TRY(examine_server(options.stats_file, std::chrono::milliseconds(static_cast<int>(options.seconds * 1000)), findings));
     return findings;
   }
+  if (!options.no_discovery && discovery::is_enabled()) examine_lan(findings);
   examine_llama(findings);  // with the caller's settings, which the rest must not follow
   ::unsetenv("GGML_BACKEND_PATH");
   ggml_log_set([](ggml_log_level level, const char* text, void*) { if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr); }, nullptr);
@@ -69,6 +71,7 @@ void add_doctor(CLI::App& app, int& exit_code) {
   command->add_option("--ca-file", options->ca_file, "PEM certificate of a hub that signed its own");
   command->add_option("--stats", options->stats_file, "a running server's KVASIR_STATS_FILE: look at that server and nothing else");
   command->add_option("--seconds", options->seconds, "how long to watch that server")->check(CLI::Range(0.5, 600.0))->capture_default_str();
+  command->add_flag("--no-discovery", options->no_discovery, "do not ask who is on the local network (mDNS)");
   command->add_flag("--json", options->json, "one JSON object a line");
   command->callback([options, &exit_code] { exit_code = run(*options); });
 }

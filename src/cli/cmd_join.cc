@@ -10,6 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/console.h"
+#include "cli/lan.h"
 #include "cli/live_line.h"
 #include "cli/log_format.h"
 #include "cli/metrics_option.h"
@@ -53,6 +54,9 @@ std::string default_folder(const char* variable, const char* under_home) {
 
 Status prepare(Options& options) {
   join::NodeOptions& node = options.node;
+  if (options.url.empty()) {
+    KVASIR_ASSIGN(options.url, find_hub(node.hub.ca_file));
+  }
   node.hub.url = options.url;
   if (node.hub.token.empty()) {
     KVASIR_ASSIGN(node.hub.token, read_node_token(options.token_file));
@@ -155,7 +159,8 @@ void add_join(CLI::App& app, int& exit_code) {
   options->serve = "0";
   join::NodeOptions& node = options->node;
   CLI::App* command = app.add_subcommand("join", "Serve what a hub finds scarce, with the memory you can spare");
-  command->add_option("hub", options->url, "https://HOST of the hub")->required();
+  command->add_option("hub", options->url,
+                      "https://HOST of the hub; without it, the one of this network whose certificate --ca-file has");
   command->add_option("--memory", node.memory_bytes, "bytes that experts may take (340M, 2G)")
       ->transform(CLI::AsSizeValue(false))
       ->required();

@@ -152,7 +152,9 @@ void add_run(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<RunOptions>();
   CLI::App* command = app.add_subcommand("run", "Start llama-server with its experts on a hub's workers, or on those you name");
   command->add_option("model", options->model, "GGUF file of the model")->required();
-  command->add_option("--hub", options->hub, "https://HOST of the hub (or KVASIR_HUB)");
+  command->add_option("--hub", options->hub,
+                      "https://HOST of the hub (or KVASIR_HUB); with neither, nor workers, the one of this network whose "
+                      "certificate --ca-file has");
   command->add_option("--token", options->token, "backbone token; better in --token-file or KVASIR_TOKEN, where others cannot see it");
   command->add_option("--token-file", options->token_file, "file with the backbone token");
   command->add_option("--ca-file", options->ca_file, "PEM certificate of a hub that signed its own");

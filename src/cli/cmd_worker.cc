@@ -17,6 +17,7 @@
 #include "cli/metrics_option.h"
 #include "cli/node_token.h"
 #include "cli/worker_relay.h"
+#include "discovery/announcer.h"
 #include "ffn/brief_waits.h"
 #include "ffn/device.h"
 #include "ffn/engine.h"
@@ -43,6 +44,7 @@ struct Options {
   bool tls = false;
   bool no_verify = false;
   bool no_tune = false;
+  bool no_announce = false;
   std::string numerics = "any";
   std::string weights = "file";
   LogOptions log;
@@ -137,6 +139,11 @@ Result<bool> serve(const Options& options) {
 
   KVASIR_ASSIGN(const net::HostPort where, net::parse_host_port(options.serve, "127.0.0.1"));
   KVASIR_ASSIGN(const bool encrypted, choose_tls(options, where));
+  // What listens on this machine alone is of no use to others. A process of its own, so before any thread.
+  std::unique_ptr<discovery::Announcer> announcer;
+  if (!options.no_announce && discovery::is_enabled() && !net::is_loopback_host(where.host)) {
+    KVASIR_ASSIGN(announcer, discovery::Announcer::make());
+  }
   worker::ServerOptions server_options;
   server_options.queue = options.queue;
   server_options.spin_us = options.spin_us;
@@ -200,6 +207,15 @@ Result<bool> serve(const Options& options) {
   }
   std::printf("%s\n", link_line(where, server->port(), identity ? &*identity : nullptr, encrypted, relay).c_str());
   std::fflush(stdout);
+  if (announcer) {
+    discovery::Service service{.kind = discovery::Kind::kWorker,
+                               .name = discovery::default_name(discovery::Kind::kWorker),
+                               .host = where.host,
+                               .port = server->port(),
+                               .text = {{"version", KVASIR_VERSION}}};
+    if (encrypted) service.text["fingerprint"] = net::format_fingerprint(identity->fingerprint);
+    announcer->announce(service);
+  }
   spdlog::info("serving {} experts of {} layers ({}{}) on {}, {} threads, numerics {}", n_experts, n_layers,
                format_bytes(bytes), packed, options.device, n_threads, options.numerics);
   const bool finished = server->run();
@@ -250,6 +266,7 @@ void add_worker(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"file", "f32"}))
       ->capture_default_str();
   command->add_flag("--no-tune", options->no_tune, "do not measure the plans of class fast at the start");
+  command->add_flag("--no-announce", options->no_announce, "do not announce this worker on the local network (mDNS)");
   command->add_flag("--tls", options->tls, "encrypt on loopback too");
   command->add_flag("--insecure", options->insecure, "plain TCP; with a token, also serve the older framing without it");
   command->add_flag("--insecure-anywhere", options->insecure_anywhere, "allow --insecure on addresses others can reach");
@@ -279,6 +296,7 @@ std::optional<int> run_older_name(int argc, char** argv) {
   options.insecure = true;
   options.numerics = "exact";
   options.only_that_layer = true;
+  options.no_announce = true;
   return run(options);
 }
 

@@ -24,6 +24,7 @@ void add_verify(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
 void add_plan(CLI::App& app, int& exit_code);
 void add_doctor(CLI::App& app, int& exit_code);
+void add_find(CLI::App& app, int& exit_code);
 void add_describe(CLI::App& app, int& exit_code);
 
 // The whole program under the name linkcpp-expert-worker (a link to kvasir); nullopt under

@@ -33,6 +33,8 @@ void examine_llama(Findings& findings);
 // whether it computes the same numbers as this machine.
 // (or need not: `fast`).
 Status examine_workers(const std::string& workers, const std::string& token, bool fast, Findings& findings);
+// Who announces itself on the local network. Before this process has threads.
+void examine_lan(Findings& findings);
 // A hub's health and version.
 void examine_hub(const std::string& url, const std::string& ca_file, Findings& findings);
 

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "cli/console.h"
 #include "cli/doctor.h"
+#include "discovery/finder.h"
 #include "dispatch/dispatcher.h"
 #include "ffn/engine.h"
 #include "hub/client/hub_client.h"
@@ -58,6 +59,25 @@ Status examine_workers(const std::string& workers, const std::string& token, boo
   KVASIR_ASSIGN(const wire::NumericsId numerics, ffn::numerics_id());
   for (const dispatch::WorkerAddress& where : table) examine_worker(where, token, numerics, fast, findings);
   return {};
+}
+
+void examine_lan(Findings& findings) {
+  const auto found = discovery::find_services();
+  if (!found) {
+    findings.push_back({Grade::kNote, "local network", found.error().message});
+    return;
+  }
+  if (found->empty())
+    findings.push_back({Grade::kGood, "local network",
+                        "no hub and no worker announces itself here; one elsewhere is reached by its address."});
+  for (const discovery::Service& service : *found) {
+    const std::string version = service.value("version");
+    const bool same = version.empty() || version == KVASIR_VERSION;
+    findings.push_back({same ? Grade::kGood : Grade::kNote, "local network",
+                        std::format("{}: {}{}", service.name, service.link(),
+                                    same ? "." : std::format(" runs version {}, this is {}; upgrade the older one.",
+                                                             version, KVASIR_VERSION))});
+  }
 }
 
 void examine_hub(const std::string& url, const std::string& ca_file, Findings& findings) {

@@ -16,9 +16,13 @@
 #include "base/hex.h"
 #include "cli/console.h"
 #include "cli/log_format.h"
+#include "discovery/announcer.h"
 #include "hub/auth/secrets.h"
 #include "hub/http/hub.h"
 #include "hub/http/server.h"
+#include "net/certificate_name.h"
+#include "net/own_authority.h"
+#include "net/relay_url.h"
 #include "spdlog/spdlog.h"
 
 namespace kvasir::cli {
@@ -31,7 +35,8 @@ constexpr auto kStopPatience = std::chrono::seconds(10);  // for requests under 
 struct Options {
   std::string listen = "127.0.0.1:8080";
   std::string data_dir, models_dir, store_url, certificate, key;
-  bool no_proof = false, trust_proxy = false, public_view = false;
+  std::vector<std::string> names;  // of its own certificate
+  bool no_proof = false, trust_proxy = false, public_view = false, no_announce = false, tls = false;
   LogOptions log;
   std::uint32_t target = hub::MarketOptions{}.target;
   std::uint32_t experts_min = hub::MarketOptions{}.experts_min;
@@ -62,6 +67,29 @@ void raise_descriptor_limit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+// The certificate to serve with, if any: the one that was given, or one of the hub's own authority where
+// the port is for others too.
+Status choose_certificate(const Options& options, const net::HostPort& where, hub::ServerOptions& out) {
+  out.certificate_file = options.certificate;
+  out.key_file = options.key;
+  if (!options.certificate.empty() || (!options.tls && net::is_loopback_host(where.host))) return {};
+  std::vector<std::string> names = net::own_names();
+  names.insert(names.end(), options.names.begin(), options.names.end());
+  KVASIR_ASSIGN(const net::OwnCertificate made, net::make_own_certificate(options.data_dir, names));
+  out.certificate_file = made.certificate_file;
+  out.key_file = made.key_file;
+  spdlog::info("HTTPS by a certificate of this hub's own; whoever joins needs --ca-file with a copy of {}",
+               made.authority_file);
+  return {};
+}
+
+// Something that can be pasted on another machine.
+std::string shown_url(const hub::ServerOptions& options, std::uint16_t port) {
+  net::HostPort shown{options.listen.host, port};
+  if (shown.host == "0.0.0.0" || shown.host == "::") shown.host = net::own_address().value_or(shown.host);
+  return std::format("{}://{}", options.certificate_file.empty() ? "http" : "https", net::format_host_port(shown));
+}
+
 Status serve(const Options& options) {
   if (options.data_dir.empty()) return fix_input("name the hub's folder: --data DIR.");
   if (options.models_dir.empty()) return fix_input("name the folder of GGUF files that the hub serves: --models DIR.");
@@ -69,6 +97,12 @@ Status serve(const Options& options) {
   ::umask(0077);
   raise_descriptor_limit();
   start_log("hub", options.log, "%H:%M:%S.%e %^%l%$ %v");
+  // What listens on this machine alone is of no use to others.
+  KVASIR_ASSIGN(const net::HostPort where, net::parse_host_port(options.listen, "127.0.0.1"));
+  std::unique_ptr<discovery::Announcer> announcer;
+  if (!options.no_announce && discovery::is_enabled() && !net::is_loopback_host(where.host)) {
+    KVASIR_ASSIGN(announcer, discovery::Announcer::make());
+  }
   std::signal(SIGPIPE, SIG_IGN);
   // Before the first thread, so that all of them leave these signals to sigwait below.
   sigset_t signals;
@@ -91,18 +125,22 @@ Status serve(const Options& options) {
   KVASIR_ASSIGN(const auto hub, hub::Hub::create(std::move(hub_options), std::move(store), log));
 
   hub::ServerOptions server_options;
-  KVASIR_ASSIGN(server_options.listen, net::parse_host_port(options.listen, "127.0.0.1"));
-  server_options.certificate_file = options.certificate;
-  server_options.key_file = options.key;
+  server_options.listen = where;
+  KVASIR_TRY(choose_certificate(options, where, server_options));
   server_options.trust_proxy = options.trust_proxy;
-  const std::string host = server_options.listen.host;
   KVASIR_ASSIGN(const auto server,
-                hub::Server::start(std::move(server_options), hub->router(), hub->authenticator(), hub->relay_host(),
+                hub::Server::start(server_options, hub->router(), hub->authenticator(), hub->relay_host(),
                                    log));
   hub->set_server_stats([raw = server.get()] { return raw->stats(); });
-  std::printf("%s://%s\n", options.certificate.empty() ? "http" : "https",
-              net::format_host_port({host, server->port()}).c_str());
+  std::printf("%s\n", shown_url(server_options, server->port()).c_str());
   std::fflush(stdout);
+  if (announcer)
+    announcer->announce({.kind = discovery::Kind::kHub,
+                         .name = discovery::default_name(discovery::Kind::kHub),
+                         .host = where.host,
+                         .port = server->port(),
+                         // A certificate of its own names all its addresses, of which the seeker knows one.
+                         .text = {{"version", KVASIR_VERSION}, {"name", net::certificate_name(options.certificate)}}});
 
   int signal = 0;
   ::sigwait(&signals, &signal);
@@ -237,14 +275,18 @@ void configure_hub(CLI::App& app, int& exit_code) {
   };
 
   add_store(&app);
-  app.add_option("--listen", options->listen, "HOST:PORT; plain HTTP on loopback only, port 0 picks one")
+  app.add_option("--listen", options->listen, "HOST:PORT; plain HTTP on loopback, HTTPS elsewhere; port 0 picks one")
       ->capture_default_str();
   app.add_option("--models", options->models_dir, "folder of GGUF files; nothing outside is served");
-  app.add_option("--cert", options->certificate, "PEM file of the certificate chain: HTTPS");
+  app.add_option("--cert", options->certificate, "PEM file of the certificate chain (default: one by an authority of the hub's own, DATA/hub-ca.pem)");
   app.add_option("--key", options->key, "PEM file of its private key");
+  app.add_flag("--tls", options->tls, "HTTPS on loopback too; elsewhere it always is");
+  app.add_option("--name", options->names,
+                 "a further name under which this hub is reached, for the certificate of its own (may be repeated)");
   app.add_flag("--trust-proxy", options->trust_proxy,
                "take client addresses from X-Forwarded-For of a proxy on this machine");
   app.add_flag("--no-proof", options->no_proof, "count what nodes claim without asking for proof: for a closed group");
+  app.add_flag("--no-announce", options->no_announce, "do not announce this hub on the local network (mDNS)");
   app.add_flag("--public-view", options->public_view,
                "show the dashboard to everybody, without a token: coverage, workers by name, traffic; no addresses");
   app.add_option("--target", options->target, "replicas that every expert should have")

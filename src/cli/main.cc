@@ -28,6 +28,7 @@ int main(int argc, char** argv) {
   kvasir::cli::add_bench(app, exit_code);
   kvasir::cli::add_plan(app, exit_code);
   kvasir::cli::add_doctor(app, exit_code);
+  kvasir::cli::add_find(app, exit_code);
   kvasir::cli::add_describe(app, exit_code);
 
   CLI11_PARSE(app, argc, argv);

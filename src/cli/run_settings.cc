@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "base/hex.h"
+#include "cli/lan.h"
 #include "cli/node_token.h"
 #include "dispatch/dispatcher.h"
 #include "ffn/brief_waits.h"
@@ -88,16 +89,25 @@ Result<std::set<std::string>> ask_hub(const hub::HubAddress& address, const gguf
 Result<std::set<std::string>> decide_workers(const RunOptions& options, const gguf::MoeModel& model, RunSettings& out) {
   if (!options.hub.empty() && !options.workers.empty())
     return fix_input("--hub and --workers both say who computes the experts; give one of them.");
-  const std::string hub = !options.hub.empty()       ? options.hub
-                          : !options.workers.empty() ? std::string()
-                                                     : environment("KVASIR_HUB").value_or("");
+  std::string hub = !options.hub.empty()       ? options.hub
+                    : !options.workers.empty() ? std::string()
+                                               : environment("KVASIR_HUB").value_or("");
   const std::string workers = !options.workers.empty() ? options.workers
                               : !hub.empty()           ? std::string()
                                                        : environment("KVASIR_WORKERS").value_or("");
   KVASIR_ASSIGN(const std::string token, token_of(options));
   if (!token.empty()) out.environment["KVASIR_TOKEN"] = token;
+  const std::string ca_file = !options.ca_file.empty() ? options.ca_file : environment("KVASIR_HUB_CA").value_or("");
+  const bool elsewhere = environment("KVASIR_CONFIG") || environment("KVASIR_LOCAL") == "only";
+  if (hub.empty() && workers.empty() && !elsewhere) {
+    auto found = find_hub(ca_file);
+    if (!found)
+      return fix_input(std::format("say who computes the experts: --hub URL, or --workers LINK,LINK,… as the workers "
+                                   "print them ({})",
+                                   found.error().message));
+    hub = *std::move(found);
+  }
   if (!hub.empty()) {
-    const std::string ca_file = !options.ca_file.empty() ? options.ca_file : environment("KVASIR_HUB_CA").value_or("");
     KVASIR_ASSIGN(const hub::HubAddress address, hub::check_address({hub, token, ca_file}));
     out.environment["KVASIR_HUB"] = address.url;
     if (!ca_file.empty()) out.environment["KVASIR_HUB_CA"] = ca_file;
@@ -105,11 +115,10 @@ Result<std::set<std::string>> decide_workers(const RunOptions& options, const gg
     return ask_hub(address, model, out);
   }
   out.unset.emplace_back("KVASIR_HUB");
-  if (workers.empty()) {
-    if (environment("KVASIR_CONFIG") || environment("KVASIR_LOCAL") == "only") return std::set<std::string>{};
-    return fix_input("say who computes the experts: --hub URL, or --workers LINK,LINK,… as the workers print them.");
-  }
+  if (workers.empty()) return std::set<std::string>{};
   out.environment["KVASIR_WORKERS"] = workers;
+  // Workers that are named, offer memory and hold nothing are of no use without.
+  if (!environment("KVASIR_UPLOAD") && model.kind() != gguf::FileKind::kBackbone) out.environment["KVASIR_UPLOAD"] = "1";
   KVASIR_ASSIGN(const auto parsed, dispatch::parse_workers(workers));
   std::set<std::string> hosts;
   for (const dispatch::WorkerAddress& worker : parsed) hosts.insert(worker.host);

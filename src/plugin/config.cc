@@ -41,6 +41,7 @@ constexpr auto kVariables = std::to_array<Variable>({
     {"KVASIR_STATS", "0|1", "print counters on stderr at exit"},
     {"KVASIR_STATS_FILE", "file", "counters as JSON, rewritten each second"},
     {"KVASIR_METRICS_FILE", "file", "counters for Prometheus, rewritten each second"},
+    {"KVASIR_DISCOVERY", "0|1", "whether the kvasir commands speak on the local network; the plugin never does"},
 });
 
 using Values = std::map<std::string, std::string, std::less<>>;
