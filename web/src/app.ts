@@ -6,7 +6,7 @@ import { HeatMap } from "./heatmap";
 import { State } from "./state";
 import { WorkerTable } from "./workers";
 
-const CONTRIBUTIONS_MS = 60000;
+const CONTRIBUTIONS_MS = 60000, FIRST_CONTRIBUTIONS_MS = 10000;
 const THEME_KEY = "kvasir-theme";
 const THEMES = ["system", "light", "dark"] as const;
 
@@ -248,4 +248,10 @@ window.addEventListener("resize", () => {
 applyTheme(localStorage.getItem(THEME_KEY) ?? "system");
 showLegend();
 feed.follow(decodeURIComponent(location.hash.slice(1)));
-setInterval(() => void readContributions(), CONTRIBUTIONS_MS);
+let read = Date.now();
+setInterval(() => {
+  // The first ones should not be long in coming.
+  if (contributions?.workers.length && Date.now() - read < CONTRIBUTIONS_MS) return;
+  read = Date.now();
+  void readContributions();
+}, FIRST_CONTRIBUTIONS_MS);

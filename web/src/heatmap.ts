@@ -207,6 +207,7 @@ export class HeatMap {
     layer = Math.max(0, Math.min(counts.length - 1, layer));
     expert = Math.max(0, Math.min(last(layer), expert));
     this.select({ layer, expert });
+    this.cursor.scrollIntoView({ block: "nearest" });
   }
 
   private select(at: { layer: number; expert: number } | null): void {

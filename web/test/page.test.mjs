@@ -246,15 +246,17 @@ test("pictures to look at: desktop and phone, light and dark", async (t) => {
   const { hub, viewer, backbone, beat } = await bigHub(t);
   const names = ["attic-pc", "mini-blue", "mini-red", "laptop-ida", "laptop-tor", "old-server", "phone-5", "nuc-1", "nuc-2", "workstation"];
   const devices = ["CPU: Intel Core i5-7500", "CPU: AMD Ryzen 5 5560U", "Vulkan0: AMD Radeon 780M"];
-  for (let i = 0; i < names.length; ++i) {
+  const beats = names.map((name, i) => {
     const segments = [];
     for (let layer = 0; layer < 48; ++layer) {
       const begin = (i * 53 + layer * 11) % 224, size = 32 + ((i * 7) % 3) * 16;
       if ((layer + i) % 7 !== 0) segments.push([layer, begin, Math.min(256, begin + size)]);
       if (i < 7) segments.push([layer, i * 36, Math.min(256, i * 36 + 40)]);
     }
-    await beat(names[i], segments, { speed: 400 + 137 * i, device: devices[i % 3], url: i % 3 ? "192.0.2.1:7000" : "relay:s1", draining: i === 7 });
-  }
+    return () => beat(name, segments, { speed: 400 + 137 * i, device: devices[i % 3], url: i % 3 ? "192.0.2.1:7000" : "relay:s1", draining: i === 7 });
+  });
+  const alive = () => Promise.all(beats.map((send) => send()));
+  await alive();
   const workers = names.map((worker_id, i) => ({ name: worker_id, answers: 1000, answer_ns_sum: (1500 + 900 * i) * 1e6 }));
   const layers = Array.from({ length: 48 }, (_, layer) => ({ layer, rounds: 100, round_ns_sum: 1e5 * (2100 + 300 * Math.sin(layer)), p99_ns_below: layer % 5 ? 2 ** 22 : 2 ** 23 }));
   let rounds = 0, step = 0;
@@ -273,6 +275,7 @@ test("pictures to look at: desktop and phone, light and dark", async (t) => {
   }
   for (const phone of [false, true])
     for (const dark of [false, true]) {
+      await alive();  // however long the pictures before took
       const page = await openPage(t, hub, { token: viewer, dark, phone, ...(phone ? { width: 390, height: 844 } : {}) });
       await report();
       await page.locator("#charts .uplot").first().waitFor();
