@@ -16,8 +16,14 @@ foreach(component kvasir hub plugin)
   string(REPLACE "kvasir-kvasir" "kvasir" package kvasir-${component})
   install(FILES LICENSE RENAME copyright DESTINATION share/doc/${package} COMPONENT ${component})
 endforeach()
+# Laid out as here, so that the links between them lead somewhere.
 install(FILES README.md SECURITY.md DESTINATION share/doc/kvasir COMPONENT kvasir)
-install(DIRECTORY docs/ DESTINATION share/doc/kvasir COMPONENT kvasir FILES_MATCHING PATTERN "*.md")
+install(DIRECTORY docs DESTINATION share/doc/kvasir COMPONENT kvasir
+  FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")
+install(FILES models/MODEL.md DESTINATION share/doc/kvasir/models COMPONENT kvasir)
+install(FILES packaging/grafana/kvasir.json DESTINATION share/doc/kvasir/packaging/grafana COMPONENT kvasir)
+install(CODE [[
+  file(CREATE_LINK copyright $ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}/share/doc/kvasir/LICENSE SYMBOLIC)]] COMPONENT kvasir)
 
 # Services. Their settings may hold tokens: for root's eyes alone.
 install(FILES packaging/systemd/kvasir-join.service packaging/systemd/kvasir-worker.service

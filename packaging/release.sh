@@ -66,7 +66,7 @@ clean_tree() {
         --aptopt='Acquire::Check-Valid-Until "false"' --aptopt='APT::Install-Recommends "false"' \
         --dpkgopt='path-exclude=/usr/share/locale/*' \
         --customize-hook='mkdir "$1/release"' \
-        --customize-hook="copy-in $release_dir/packages $top/packaging/newcomer.sh $top/packaging/$3 /release" \
+        --customize-hook="copy-in $release_dir/packages $top/packaging/newcomer.sh $top/packaging/check_links.sh $top/packaging/$3 /release" \
         --customize-hook="chroot \"\$1\" bash /release/$3 >&2" \
         --customize-hook='rm -rf "$1/release"' \
         testing "$1" || die "$3 failed in the clean tree; its messages are above."

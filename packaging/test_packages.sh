@@ -26,6 +26,10 @@ linkcpp-expert-worker --help >/dev/null
 [ "$(stat -c %a /etc/kvasir/join.env)" = 600 ] || fail "join.env can be read by others"
 apt install -y /release/packages/kvasir-plugin_*_amd64.deb /release/packages/kvasir-hub_*_amd64.deb llama.cpp-tools
 
+step "links of the documents lead somewhere"
+bash /release/check_links.sh /usr/share/doc/kvasir || fail "a document links to what is not there"
+grep -q 'getting-started' /usr/share/doc/kvasir/README.md || fail "the README is another one"
+
 step "each program and library finds its shared libraries"
 for file in /usr/bin/kvasir /usr/bin/kvasir-hub /usr/lib/kvasir/libggml-kvasir.so; do
     ldd "$file" >"$work/ldd" || fail "$file is no program"
@@ -65,7 +69,11 @@ step "which took $SECONDS s, besides the typing"
 
 step "manual pages and completions"
 apt install -y man-db bash-completion fish zsh
-for page in kvasir kvasir-join kvasir-worker kvasir-slice kvasir-hub kvasir-plugin; do
+pages=$(dpkg -L kvasir kvasir-hub kvasir-plugin | sed -n 's|.*/man[17]/\(.*\)\.[17]$|\1|p')
+for command in $(kvasir --help | awk '/^SUBCOMMANDS/ { on = 1; next } on && /^  [a-z]/ { print $1 }'); do
+    grep -qx "kvasir-$command" <<<"$pages" || fail "kvasir $command has no manual page"
+done
+for page in $pages; do
     man -w "$page" >/dev/null || fail "there is no man $page"
     man --warnings "$page" 2>"$work/man.log" | grep -q DESCRIPTION || fail "man $page has no description"
     [ ! -s "$work/man.log" ] || fail "man $page: $(head -3 "$work/man.log")"
