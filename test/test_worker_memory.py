@@ -11,7 +11,7 @@ from harness import SystemTest
 
 MIB = 1 << 20
 OVERHEAD = 64 * MIB  # beside the experts: program, graphs, one piece of a long request
-N_EMBD, N_FF, N_EXPERT = 1024, 512, 64
+N_EMBD, N_FF, N_EXPERT = 1024, 512, 128  # 130 MB: one more copy of any matrix is more than the overhead
 ROWS_OF_A_PROMPT = 512
 
 
@@ -77,6 +77,17 @@ class Cost(SystemTest):
     def test_a_rearranged_slice_needs_no_second_copy_while_it_loads(self):
         worker = self.start_worker("--numerics", "fast", "--memory", str(self.bytes + 4 * MIB))
         self.assertLess(peak_bytes(worker.pid), self.bytes + OVERHEAD)
+
+    def test_uploads_stay_within_memory(self):
+        memory = int(2.2 * self.bytes)  # an upload lies there twice: as it comes, and loaded
+        worker = self.start(harness.Process([harness.KVASIR, "worker", "--serve", "127.0.0.1:0", "--insecure", "--threads", 1,
+                                             "--memory", memory], env=harness.clean_environment(OMP_WAIT_POLICY="passive")))
+        link = re.search(r"127\.0\.0\.1:\d+", worker.next_line(r"127\.0\.0\.1:\d+")).group(0)
+        stats = self.folder / "stats"
+        harness.logits(model(), harness.plugin_environment([link], local="never", stats=stats, KVASIR_UPLOAD=1),
+                       "--prompt-tokens", 8, "--decode", 2, "--threads", 1, "--no-repack")
+        self.assertGreater(harness.read_stats(stats)["pairs_remote"], 0)
+        self.assertLess(peak_bytes(worker.pid), memory + OVERHEAD)
 
     def test_an_idle_worker_uses_less_than_half_a_percent_of_a_core(self):
         worker = self.start_worker()
