@@ -86,6 +86,12 @@ def unused_port():
         return s.getsockname()[1]
 
 
+def port_is_open(port):
+    with socket.socket() as s:
+        s.settimeout(1)
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
 def wait_until(condition, what, timeout=START_S):
     deadline = time.monotonic() + timeout
     while not (value := condition()):
