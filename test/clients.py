@@ -2,6 +2,8 @@
 sections 1 to 4, one the older raw framing of section 9."""
 
 import array
+import base64
+import os
 import socket
 import struct
 
@@ -27,11 +29,52 @@ def _floats(data):
     return values
 
 
+class RelayedSocket:
+    """The socket of an older backbone at a hub's relay: binary messages, masked with a random key; the token in the address."""
+
+    def __init__(self, hub_port, session, token, timeout=30):
+        self.sock = socket.create_connection(("127.0.0.1", hub_port), timeout)
+        key = base64.b64encode(os.urandom(16)).decode()
+        self.sock.sendall(f"GET /api/expert-relay?session={session}&token={token} HTTP/1.1\r\nHost: hub\r\nUpgrade: websocket\r\n"
+                          f"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode())
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += _receive(self.sock, 1)
+        self.status = int(head.split()[1])
+        self.messages = 0  # whole ones that came
+        self._payload = b""
+
+    def close(self):
+        self.sock.close()
+
+    def sendall(self, data):
+        length = struct.pack(">BBH", 0x82, 0x80 | 126, len(data)) if 126 <= len(data) < 65536 else (
+            struct.pack(">BB", 0x82, 0x80 | len(data)) if len(data) < 126 else struct.pack(">BBQ", 0x82, 0x80 | 127, len(data)))
+        key = os.urandom(4)
+        pad = key * (len(data) // 4 + 1)
+        masked = (int.from_bytes(data, "big") ^ int.from_bytes(pad[:len(data)], "big")).to_bytes(len(data), "big")
+        self.sock.sendall(length + key + masked)
+
+    def recv(self, n):
+        while not self._payload:
+            first, second = _receive(self.sock, 2)
+            size = second & 0x7F
+            size = struct.unpack(">H", _receive(self.sock, 2))[0] if size == 126 else struct.unpack(">Q", _receive(self.sock, 8))[0] if size == 127 else size
+            payload = _receive(self.sock, size)
+            if first & 0x0F == 8:
+                return b""
+            if first & 0x0F <= 2:
+                self._payload += payload
+                self.messages += first >> 7
+        out, self._payload = self._payload[:n], self._payload[n:]
+        return out
+
+
 class RawClient:
     """int32 n_used, int32 n_tokens, f32 cur, i32 sel -> f32 experts."""
 
-    def __init__(self, port, timeout=30):
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout)
+    def __init__(self, port, timeout=30, sock=None):
+        self.sock = sock or socket.create_connection(("127.0.0.1", port), timeout)
 
     def __enter__(self):
         return self

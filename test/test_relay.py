@@ -9,6 +9,7 @@ import time
 import unittest
 import urllib.request
 
+import clients
 import harness
 import netlab
 from harness import KVASIR, TINY, SystemTest
@@ -114,6 +115,54 @@ class Loopback(RelayTest):
         server.stop()
         self.assertGreater(harness.read_stats(server.stats)["pairs_remote"], 0)
         self.no_secret_in(hub, node, server)
+
+    def test_a_backbone_by_hub_over_relayed_nodes(self):
+        """KVASIR_HUB alone: the table and the relay are the hub's; no node opens a port to others."""
+        (self.folder / "models").mkdir()
+        (self.folder / "models" / "tiny.gguf").symlink_to(TINY)
+        hub = self.start(Hub(self.folder, extra=["--target", 1, "--heartbeat", 1]))
+        nodes = [self.start(harness.Process([KVASIR, "join", hub.url, "--memory", "20M", "--threads", 1, "--relay", "only",
+                                             "--data", self.folder / name, "--cache", self.folder / name / "slices"],
+                                            env=harness.clean_environment(KVASIR_TOKEN=self.worker_token))) for name in ("n1", "n2", "n3")]
+
+        def get(path, token=self.backbone_token):
+            request = urllib.request.Request(hub.url + path, headers={"Authorization": f"Bearer {token}"})
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return json.load(answer)
+
+        def covered():
+            return all(s["replicas"] - s["reserved"] >= s["target"] for s in get("/api/expert-demand?model=tiny")["segments"])
+
+        harness.wait_until(covered, f"the model to be covered: {[n.describe() for n in nodes]}", 90)
+        workers = get("/api/expert-routes?model=tiny")["workers"]
+        self.assertTrue(all(w["url"].startswith("relay:") for w in workers), workers)
+        stats = self.folder / "stats.json"
+        env = harness.plugin_environment(local="never", stats=stats, KVASIR_HUB=hub.url, KVASIR_TOKEN=self.backbone_token, KVASIR_CONNECT_MS=20000)
+        server = self.server(TINY, env)
+        server.stats = stats
+        self.assertEqual(server.complete(PROMPT, N), self.stock)
+        self.check_all_remote(server)
+        self.no_secret_in(hub, server, *nodes)
+
+    def test_plain_sessions_of_older_clients(self):
+        """--relay-plain: the older framing in binary messages, the token in the address; the same bits as at the worker's port."""
+        hub = self.start(Hub(self.folder))
+        slice_ = harness.make_slice(TINY, self.folder / "one.gguf", "--layers", 1)
+        worker = self.relayed_worker(hub, [slice_], "older", extra=["--relay-plain", "--layer", 1])
+        self.assertEqual(worker.link, "relay:older")
+        plain = self.worker(slice_)
+        rows = [[((7 * i + t) % 13 - 6) / 8 for i in range(256)] for t in range(40)]
+        selection = [[(t + k) % 32 for k in range(4)] for t in range(40)]
+        relayed = clients.RelayedSocket(hub.port, "older", self.backbone_token)
+        self.assertEqual(relayed.status, 101)
+        with clients.RawClient(0, sock=relayed) as through_relay, clients.RawClient(plain.port) as direct:
+            for n in (1, 40):  # the larger one in frames of more than 64 KiB
+                answer = through_relay.compute(256, rows[:n], selection[:n])
+                self.assertEqual(answer, direct.compute(256, rows[:n], selection[:n]))
+        stranger = clients.RelayedSocket(hub.port, "older", "kvasir_wrong")
+        self.addCleanup(stranger.close)
+        self.assertEqual(stranger.status, 401)
+        self.no_secret_in(hub, worker)
 
     def test_relay_killed_in_mid_generation(self):
         hub = self.start(Hub(self.folder))
