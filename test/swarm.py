@@ -42,8 +42,8 @@ class Swarm(SystemTest):
     def hub(self, **kwargs):
         return self.start(Hub(self.folder, **kwargs))
 
-    def join(self, hub, name, memory, *extra):
-        args = [KVASIR, "join", hub.url, "--memory", memory, "--threads", 1, "--data", self.folder / name,
+    def join(self, hub, name, memory, *extra, prefix=()):
+        args = [*prefix, KVASIR, "join", hub.url, "--memory", memory, "--threads", 1, "--data", self.folder / name,
                 "--cache", self.folder / name / "slices", *extra]
         return self.start(harness.Process(args, env=harness.clean_environment(KVASIR_TOKEN=self.worker_token)))
 

@@ -3,11 +3,32 @@
 import os
 import pathlib
 import random
+import subprocess
+import sys
 import time
 
 import harness
 from harness import KVASIR, TINY
 from swarm import Swarm, ask
+
+
+POWER = "/sys/class/power_supply"
+# Python rather than mount(8), which not every system has.
+BIND = ("import ctypes, os, sys; libc = ctypes.CDLL(None, use_errno=True); source, *command = sys.argv[1:]; "
+        f"sys.exit(f'no mount: {{os.strerror(ctypes.get_errno())}}') if libc.mount(source.encode(), b'{POWER}', None, 4096, None) else "
+        "os.execvp(command[0], command)")
+
+
+def with_power(folder):
+    """A command's prefix: it sees this folder as the machine's power supplies."""
+    return ["unshare", "-Urm", sys.executable, "-c", BIND, folder]
+
+
+def no_power_of_our_own(folder):
+    if not os.path.isdir(POWER):
+        return f"no {POWER} here"
+    done = subprocess.run([str(a) for a in [*with_power(folder), "true"]], capture_output=True, text=True)
+    return None if done.returncode == 0 else f"no mount namespaces here: {done.stderr.strip()}"
 
 
 class Join(Swarm):
@@ -49,6 +70,47 @@ class Join(Swarm):
         harness.wait_until(lambda: any("share of data is used up" in line for line in node.err), "the node to say why it waits", 60)
         fetched = sum(f.stat().st_size for f in (self.folder / "n" / "slices").iterdir() if not f.name.startswith("received"))
         self.assertLess(fetched, 2_000_000)
+        self.assertEqual(node.stop(), 0)
+
+    def test_on_its_battery_a_node_drains_and_comes_back(self):
+        """--only-on-ac with a mains adapter that this test plugs in and out."""
+        why_not = no_power_of_our_own(self.folder)
+        if why_not:
+            self.skipTest(why_not)
+        supply = self.folder / "power"
+        for name, files in {"AC": {"type": "Mains", "online": "1"}, "BAT0": {"type": "Battery", "status": "Discharging"}}.items():
+            (supply / name).mkdir(parents=True)
+            for file, text in files.items():
+                (supply / name / file).write_text(text + "\n")
+        hub = self.hub(extra=["--heartbeat", 1])
+        node = self.join(hub, "n", "40M", "--only-on-ac", prefix=with_power(supply))
+
+        def serves(wanted=True):
+            workers = ask(hub.url, self.backbone_token, "/api/expert-routes?model=tiny")["workers"]
+            return wanted == any(w["segments"] and not w["draining"] for w in workers)
+
+        harness.wait_until(serves, f"the node to serve: {node.describe()}", 60)
+        stats = self.folder / "stats.json"
+        server = self.server(TINY, harness.plugin_environment(local="fallback", stats=stats, KVASIR_HUB=hub.url, KVASIR_TOKEN=self.backbone_token,
+                                                              KVASIR_CONNECT_MS=20000))
+        prompt = harness.PROMPTS[0]
+        tokens = server.complete(prompt, 12)
+
+        def remote():
+            try:
+                return harness.read_stats(stats)["pairs_remote"]
+            except (OSError, ValueError):
+                return 0
+
+        harness.wait_until(lambda: remote() > 0, "the node to be used")
+        (supply / "AC" / "online").write_text("0\n")
+        harness.wait_until(lambda: any("pausing: the machine runs on its battery" in line for line in node.err), node.describe(), 60)
+        harness.wait_until(lambda: serves(False), "the hub to know", 60)
+        self.assertEqual(server.complete(prompt, 12), tokens)
+        (supply / "AC" / "online").write_text("1\n")
+        harness.wait_until(serves, f"the node to serve again: {node.describe()}", 60)
+        before = remote()
+        harness.wait_until(lambda: server.complete(prompt, 12) == tokens and remote() > before, "the node to be used again", 60)
         self.assertEqual(node.stop(), 0)
 
     def test_what_is_wrong_is_said(self):
