@@ -53,6 +53,11 @@ class Verify(SystemTest):
             # They did travel narrow: no row is the one that this CPU's exact engine gives.
             layers = [layer for s in report["subjects"] for layer in s["layers"]]
             self.assertTrue(all(layer["subject"] != layer["cpu"] for layer in layers))
+            for layer in layers:
+                self.assertGreater(layer["rows_alone"]["cosine"], 0.999999 if wire == "f16" else 0.99999)
+        # Judged by the most likely token after a given text, not by where a greedy text goes.
+        report = self.verify_json(TINY, "--workers", links, "--numerics", "fast", "--wire", "f16", *SHORT, status=ACCEPTED)
+        self.assertEqual(report["tokens"]["argmax_same"], report["tokens"]["places"])
         self.verify(TINY, "--workers", links, "--wire", "f16", status=FAILED)
 
     def test_expanded_weights_come_near_to_the_truth(self):

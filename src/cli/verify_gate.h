@@ -48,6 +48,7 @@ struct GateFigures {
   std::uint64_t places = 0, argmax_same = 0;
   double cosine_min = 1;   // of the logits less their mean, which log-probabilities keep
   double max_abs = 0;      // of log-probabilities
+  bool same_argmax() const { return argmax_same == places; }
   bool identical() const { return tokens_same == tokens && argmax_same == places; }
   bool same_bits() const { return identical() && max_abs == 0; }
 };

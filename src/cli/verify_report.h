@@ -36,7 +36,8 @@ struct GateReport {
   DemoCounters counters;
 
   bool exact() const;     // every subject claims the reference's bits
-  // Tokens: in exact numerics every bit, else every token and every argmax; and by the subjects.
+  // Tokens: in exact numerics every bit, else the most likely token after each given text. Greedy
+  // texts are not judged then: one near tie that falls otherwise makes another text of all that follows.
   bool tokens_pass() const;
   bool accepted() const;
 };

@@ -36,6 +36,8 @@ class Agreement {
 // the truth than the reference's CPU kernels, with a little room.
 inline constexpr double kGateFactor = 1.5;
 inline constexpr double kGateSlack = 1e-6;
+// What f16 rows alone may take away, from values that came and go as f32.
+inline constexpr double kF16CosineMin = 0.999999;
 inline bool passes_gate(double cosine, double reference_cosine) {
   return 1 - cosine <= kGateFactor * (1 - reference_cosine) + kGateSlack;
 }

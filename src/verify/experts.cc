@@ -8,6 +8,7 @@
 
 #include "ffn/oracle.h"
 #include "verify/expert_loader.h"
+#include "wire/codec.h"
 
 namespace kvasir::verify {
 namespace {
@@ -74,6 +75,8 @@ class LayerCheck {
       const bool reference_finite = all_finite(exact);
       figures.finite = figures.finite && (all_finite(mine) || !reference_finite);
       if (!reference_finite) continue;  // there is nothing to be near to
+      travel(std::span<const float>(rows_.rows).subspan(pairs[i].row * n_embd, n_embd));
+      travel(exact);
       figures.subject.add(truth, std::span<const float>(mine));
       figures.reference.add(truth, std::span<const float>(exact));
     }
@@ -82,7 +85,8 @@ class LayerCheck {
 
   LayerVerdict verdict() const {
     LayerVerdict verdict{.layer = layer_.layer, .group = layer_.group, .recipe = rows_.recipe,
-                         .n_experts = static_cast<std::uint32_t>(figures_.size()), .subject = {}, .reference = {}, .bad = {}};
+                         .n_experts = static_cast<std::uint32_t>(figures_.size()), .subject = {}, .reference = {},
+                         .row_type = subject_.row_type(), .wire = wire_, .bad = {}};
     double worst_reference = 1;
     for (const ExpertFigures& f : figures_) {
       verdict.subject.add(f.subject);
@@ -100,6 +104,16 @@ class LayerCheck {
   }
 
  private:
+  void travel(std::span<const float> row) {
+    const wire::RowType type = subject_.row_type();
+    if (type == wire::RowType::kF32) return;
+    Bytes bytes(*wire::row_bytes(type, static_cast<std::uint32_t>(row.size())));
+    std::vector<float> arrived(row.size());
+    wire::encode_row(type, row, bytes);
+    wire::decode_row(type, bytes, arrived);
+    wire_.add(std::vector<double>(row.begin(), row.end()), arrived);
+  }
+
   const gguf::MoeModel& model_;
   const gguf::LayerExperts& layer_;
   const wire::LayerId& id_;
@@ -108,6 +122,7 @@ class LayerCheck {
   ffn::Engine& engine_;
   std::uint32_t rows_per_expert_;
   std::vector<ExpertFigures> figures_;
+  Agreement wire_;
 };
 
 }  // namespace

@@ -58,8 +58,12 @@ struct LayerVerdict {
   std::uint32_t n_experts = 0;  // tried
   Agreement subject;            // with the truth
   Agreement reference;          // this CPU's exact engine with the truth
+  wire::RowType row_type = wire::RowType::kF32;
+  Agreement wire;               // rows as they travel, with those rows; empty in f32
   std::vector<BadExpert> bad;
-  bool near_enough() const { return passes_gate(subject.cosine(), reference.cosine()); }
+  bool near_enough() const {
+    return passes_gate(subject.cosine(), reference.cosine()) && (row_type != wire::RowType::kF16 || wire.cosine() >= kF16CosineMin);
+  }
   bool passes() const { return bad.empty() && near_enough(); }
 };
 

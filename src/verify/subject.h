@@ -21,6 +21,8 @@ class Subject {
   virtual const std::string& name() const = 0;
   // Whether its bits must be those of this process's exact engine.
   virtual bool exact() const = 0;
+  // How rows travel to it and back.
+  virtual wire::RowType row_type() const { return wire::RowType::kF32; }
   // Of the layer; the model's ids. Empty where it has none.
   virtual ExpertSet experts(const gguf::LayerExperts& layer, const wire::LayerId& id) const = 0;
   // One output row per pair; experts are the model's ids, all from experts().

@@ -41,6 +41,7 @@ class Client final : public WorkerClient {
   const std::string& name() const override { return name_; }
   bool exact() const override { return numerics_ == wire::Numerics::kExact; }
   const wire::Holdings& holdings() const override { return holdings_; }
+  wire::RowType row_type() const override { return row_type_; }
   const std::string& why_fast() const override { return why_fast_; }
 
   ExpertSet experts(const gguf::LayerExperts& layer, const wire::LayerId& id) const override {
