@@ -87,6 +87,14 @@ Worker::Worker(World& world, std::uint32_t i) : index(i), world_(world), held_(k
   queue_max_ = 1 + world.rng.below(8);
 }
 
+void Worker::be_as_fast_as(const Worker& other) {
+  delay_ = other.delay_;
+  jitter_ = other.jitter_;
+  fixed_ = other.fixed_;
+  per_pair_ = other.per_pair_;
+  queue_max_ = other.queue_max_;
+}
+
 std::shared_ptr<Connection> Worker::connect() {
   if (!alive_) return nullptr;
   auto connection = std::make_shared<Connection>(world_, *this, delay_, jitter_);
@@ -196,6 +204,7 @@ void Worker::answer(const Job& job) {
   if (const auto to = job.from.lock()) {
     const Message& request = job.request;
     const std::vector<std::uint64_t> rows = answers_to(request);
+    pairs_answered += request.pairs.size();
     const auto n = static_cast<std::uint32_t>(rows.size());
     const int copies = world_.chance(twice_chance) ? 2 : 1;
     for (int copy = 0; copy < copies; ++copy) {

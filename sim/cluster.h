@@ -109,6 +109,7 @@ class Worker {
   const ExpertSet& experts(std::uint32_t layer) const { return held_[layer]; }
   void hold(std::uint32_t layer, std::uint32_t expert) { held_[layer].add({expert, expert + 1}); }
   bool alive() const { return alive_; }
+  void be_as_fast_as(const Worker& other);
 
   std::uint32_t index = 0;
   // Set for a while by the fault schedule.
@@ -116,6 +117,7 @@ class Worker {
   double nan_chance = 0, overflow_chance = 0, damage_chance = 0, shape_chance = 0, twice_chance = 0, error_chance = 0;
   double lie_chance = 0;  // of each row answered, where rows answer pairs
   std::uint64_t lies_told = 0;
+  std::uint64_t pairs_answered = 0;
   bool lies_in_pongs = false;  // its clock jumped: figures in PONG are nonsense
 
  private:

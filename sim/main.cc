@@ -3,6 +3,7 @@
 //   kvasir-sim --seeds N [--first S]   runs seeds S … S+N-1, prints what failed
 //   kvasir-sim --seed S -v             replays one, with every event
 //   kvasir-sim --liars                 measures how soon a lying worker is found
+//   kvasir-sim --recovery              a worker that was slow gets its share of the work back
 //   kvasir-sim --canary                plants bugs and demands that the checks find each
 #include <chrono>
 #include <cstdio>
@@ -10,6 +11,7 @@
 #include <string_view>
 
 #include "sim/liars.h"
+#include "sim/recovery.h"
 #include "sim/scenario.h"
 
 namespace {
@@ -71,7 +73,7 @@ int run_canaries() {
 
 int main(int argc, char** argv) {
   std::uint64_t first = 1, n = 0, one = 0;
-  bool verbose = false, canary = false, liars = false;
+  bool verbose = false, canary = false, liars = false, recovery = false;
   for (int i = 1; i < argc; ++i) {
     const std::string_view arg = argv[i];
     const bool has_value = i + 1 < argc;
@@ -81,16 +83,18 @@ int main(int argc, char** argv) {
     else if (arg == "-v") verbose = true;
     else if (arg == "--canary") canary = true;
     else if (arg == "--liars") liars = true;
-    else n = 0, one = 0, canary = liars = false, i = argc;
+    else if (arg == "--recovery") recovery = true;
+    else n = 0, one = 0, canary = liars = recovery = false, i = argc;
   }
   if (canary) return run_canaries();
   if (liars) return measure_liars() ? 0 : 1;
+  if (recovery) return measure_recovery() ? 0 : 1;
   if (one != 0) {
     const Outcome outcome = run_scenario(one, Canary::kNone, verbose);
     std::printf("seed %llu: %s\n", static_cast<unsigned long long>(one), outcome.failure.empty() ? "ok" : outcome.failure.c_str());
     return outcome.failure.empty() ? 0 : 1;
   }
   if (n != 0) return run_seeds(first, n);
-  std::fprintf(stderr, "usage: kvasir-sim --seeds N [--first S] | --seed S [-v] | --liars | --canary\n");
+  std::fprintf(stderr, "usage: kvasir-sim --seeds N [--first S] | --seed S [-v] | --liars | --recovery | --canary\n");
   return 2;
 }

@@ -194,12 +194,18 @@ bool Fleet::apply(const Report& report, TimePoint now) {
     case Report::Kind::kAnswer:
       settle();
       worker.latency.observe(report.pairs, report.latency);
+      worker.renewed = now;
+      worker.trial_wait = Nanos(0);
       ++worker.tally.answers;
       worker.tally.pairs += report.pairs;
       worker.tally.time += report.latency;
       worker.stalls = 0;
       worker.internal_errors = 0;
       if (worker.probation > 0 && !was_quarantined && --worker.probation == 0) worker.quarantine = Nanos(0);
+      break;
+    case Report::Kind::kTrial:
+      settle();
+      if (worker.latency.improve(report.pairs, report.latency)) worker.trial_wait = tuning_.trial_again;
       break;
     case Report::Kind::kForgotten: settle(); break;
     case Report::Kind::kInvalid: quarantine(worker, now); break;
@@ -250,6 +256,16 @@ bool Fleet::refuses_layer(WorkerIndex w, const LayerKey& key) const {
 
 Nanos Fleet::queue_wait(const Worker& worker, TimePoint now) const {
   return now - worker.queue_seen <= tuning_.load_fresh ? worker.queue_wait : Nanos(0);
+}
+
+bool Fleet::begin_trial(WorkerIndex w, TimePoint now) {
+  Worker& worker = workers_[w];
+  const Nanos wait = worker.trial_wait == Nanos(0) ? tuning_.trial_after : worker.trial_wait;
+  if (worker.latency.samples() == 0 || now < worker.renewed + wait) return false;
+  worker.renewed = now;
+  // Until its answer says better.
+  worker.trial_wait = std::min(2 * std::max(wait, tuning_.trial_after), tuning_.trial_max);
+  return true;
 }
 
 bool Fleet::is_busy(WorkerIndex w, std::uint32_t pairs, TimePoint now) const {

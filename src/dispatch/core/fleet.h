@@ -40,14 +40,14 @@ enum class Usable : std::uint8_t {
 
 // What a driver learned in a round, told to the fleet at its end.
 struct Report {
-  enum class Kind : std::uint8_t { kAnswer, kInvalid, kInternalError, kDraining, kLayerRefused, kForgotten, kVerified, kLied };
+  enum class Kind : std::uint8_t { kAnswer, kTrial, kInvalid, kInternalError, kDraining, kLayerRefused, kForgotten, kVerified, kLied };
   Kind kind = Kind::kAnswer;
   WorkerIndex worker = 0;
-  // kAnswer, kForgotten: of the request that is no longer outstanding. kVerified, kLied: that a
+  // kAnswer, kTrial, kForgotten: of the request that is no longer outstanding. kVerified, kLied: that a
   // spot check found right, or wrong.
   std::uint32_t pairs = 0;
-  std::uint32_t rows = 0;   // kAnswer, kForgotten: of the request, if it was answered in full; else 0
-  Nanos latency{};          // kAnswer
+  std::uint32_t rows = 0;   // kAnswer, kTrial, kForgotten: of the request, if it was answered in full; else 0
+  Nanos latency{};          // kAnswer; kTrial: at most
   LayerKey layer{};         // kLayerRefused
 };
 
@@ -127,6 +127,9 @@ class Fleet {
   // For a request of `pairs` sent now on top of what is outstanding.
   Deadlines deadlines(WorkerIndex w, std::uint32_t pairs, TimePoint now) const;
   bool is_measured(WorkerIndex w) const { return workers_[w].latency.samples() > 0; }
+  // Whether a copy of a request should go to this worker, which was passed over as the slower of
+  // two: what is known of it is old. True once, then not for a while.
+  bool begin_trial(WorkerIndex w, TimePoint now);
   // Would `pairs` more wait there at least as long as they take?
   bool is_busy(WorkerIndex w, std::uint32_t pairs, TimePoint now) const;
   // Expected time until `pairs` more would be answered; for choosing.
@@ -152,6 +155,8 @@ class Fleet {
     std::uint32_t outstanding_pairs = 0;
     Reputation reputation;           // outlasts reconnection
     LatencyModel latency;
+    TimePoint renewed{};             // when it was measured, or tried, last
+    Nanos trial_wait{};              // from then to the next trial; 0: trial_after
     Nanos queue_wait{};
     TimePoint queue_seen{};
     std::shared_ptr<const wire::Holdings> holdings;

@@ -77,6 +77,17 @@ void LatencyModel::observe(std::uint32_t pairs, Nanos latency) {
   ++samples_;
 }
 
+bool LatencyModel::improve(std::uint32_t pairs, Nanos latency) {
+  constexpr double kMuch = 0.8;
+  const Prediction before = predict(pairs);
+  const double expected = std::max(1.0, static_cast<double>(before.expected.count()));
+  const double ratio = std::max(1.0, static_cast<double>(latency.count())) / expected;
+  if (samples_ == 0 || ratio >= 1) return false;
+  const double factor = std::sqrt(ratio), gained = expected * (1 - factor);
+  for (Bucket& bucket : buckets_) bucket.ns = std::max(bucket.ns * factor, bucket.ns - gained);
+  return ratio <= kMuch;
+}
+
 double LatencyModel::ratio_quantile(double quantile) const {
   if (ratios_sum_ < kRatioSamplesMin) return kRatioUnknown;
   const double above = (1 - quantile) * ratios_sum_;

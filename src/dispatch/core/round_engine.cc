@@ -73,8 +73,9 @@ bool RoundEngine::take_unanswered(WorkerIndex w, std::uint64_t id, bool complete
   if (!complete) return true;
   ++counters_.late_answers;
   answer_came(w);
-  const bool timed = it->timed && !refused && !input_.pairs.empty();
-  reports_.push_back({.kind = timed ? Report::Kind::kAnswer : Report::Kind::kForgotten,
+  using Kind = Report::Kind;
+  const bool timed = it->timed && !input_.pairs.empty();
+  reports_.push_back({.kind = refused ? Kind::kForgotten : it->is_trial ? Kind::kTrial : timed ? Kind::kAnswer : Kind::kForgotten,
                       .worker = w,
                       .pairs = it->pairs,
                       .latency = now - it->sent_at});
@@ -105,12 +106,13 @@ void RoundEngine::result_taken(Request& request, const wire::ResultHead& head, T
   if (request.received < request.answer_rows()) return;
   answer_came(request.worker);
   request.open = false;
-  if (request.timed && request.expected > Nanos(0))
+  using Kind = Report::Kind;
+  if (request.timed && !request.is_trial && request.expected > Nanos(0))
     timings.push_back({request.worker, request.result_type,
                        static_cast<double>((now - request.sent_at).count()) / static_cast<double>(request.expected.count())});
   if (request.check != Request::kNoCheck) opinion_given(request.check);
   stop_waiting(request);
-  reports_.push_back({.kind = request.timed ? Report::Kind::kAnswer : Report::Kind::kForgotten,
+  reports_.push_back({.kind = request.is_trial ? Kind::kTrial : request.timed ? Kind::kAnswer : Kind::kForgotten,
                       .worker = request.worker,
                       .pairs = static_cast<std::uint32_t>(request.pairs.size()),
                       .rows = static_cast<std::uint32_t>(request.rows.size()),
@@ -319,9 +321,9 @@ Status RoundEngine::end(Fleet& fleet, TimePoint now) {
     request.open = false;
     request.waited_for = false;
     Link& link = links_[request.worker];
-    to_cancel.push_back({request.worker, request.id});
+    if (!request.is_trial) to_cancel.push_back({request.worker, request.id});
     link.unanswered.push_back({request.id, static_cast<std::uint32_t>(request.pairs.size()), request.sent_at,
-                               request.final_at, request.timed});
+                               request.final_at, request.timed, request.is_trial});
     if (link.unanswered.size() > kUnansweredMax) to_drop.push_back(request.worker);
   }
   flush_reports(fleet, now);

@@ -87,6 +87,7 @@ struct Request {
   bool waited_for = false;     // not past its second deadline: groups count on it
   bool hedge_done = false;     // nothing more to ask another replica for
   bool is_hedge = false;
+  bool is_trial = false;       // a copy, to measure a worker: its answer is not used or waited for
   bool timed = false;          // its latency is worth measuring
   std::uint32_t check = kNoCheck;  // a second opinion: its answer goes to that check
   static constexpr std::uint32_t kNoCheck = std::numeric_limits<std::uint32_t>::max();
@@ -104,6 +105,7 @@ struct RoundCounters {
   std::uint64_t requests = 0, hedges = 0, hedges_denied = 0, redispatched = 0;
   std::uint64_t late_answers = 0, unknown_answers = 0, invalid_answers = 0;
   std::uint64_t busy = 0;  // requests that were refused for lack of room, or went to a long queue
+  std::uint64_t trials = 0;  // not among the requests
   std::uint64_t sums_dropped = 0;  // a part of them had been counted
   std::uint64_t pairs_verified = 0, pairs_wrong = 0;  // by spot checks
   std::uint64_t checks_unanswered = 0;                // drawn, and nobody could give a second opinion
@@ -153,6 +155,10 @@ class RoundEngine {
     Request* request = nullptr;
     const Verdict verdict = check_result(w, id, head, more, now, request);
     if (verdict != Verdict::kTaken) return verdict;
+    if (request->is_trial) {
+      result_taken(*request, head, now);
+      return Verdict::kTaken;
+    }
     if (request->check != Request::kNoCheck) {
       for (std::uint32_t i = 0; i < head.n_rows; ++i)
         if (check_sink(i, opinion_slot(*request) + head.first_row + i) != RowState::kFinite) opinion_failed(request->check);
@@ -180,6 +186,12 @@ class RoundEngine {
   // --- local compute ---
   bool has_local() const { return next_local_ < local_groups_.size(); }
   bool awaits_remote() const;
+  // The workers that owe this round an answer; `f` may take links down.
+  template <typename F>
+  void for_each_owing(F&& f) {
+    for (std::size_t i = 0; i < n_requests_; ++i)
+      if (requests_[i].open) f(requests_[i].worker);
+  }
   // All pairs of the next expert, or of all experts that wait (with weighted sums those that
   // are missing); empty if they were answered meanwhile. Valid until the next call.
   std::span<const std::uint32_t> take_local(bool one_expert);
@@ -256,6 +268,7 @@ class RoundEngine {
     std::uint32_t pairs;
     TimePoint sent_at, final_at;
     bool timed;
+    bool is_trial;
   };
   struct Link {
     bool ready = false;
@@ -303,8 +316,10 @@ class RoundEngine {
   void grow(std::size_t n_workers);
   Status group_pairs(const RoundInput& input);
   void place(Fleet& fleet, std::vector<std::uint32_t>& groups, bool hedge, TimePoint now);
+  // `passed_over`: the other one of two candidates, if both were measured.
   std::optional<WorkerIndex> choose(Fleet& fleet, const LayerRoutes* routes, const Group& group, bool hedge,
-                                    TimePoint now);
+                                    TimePoint now, std::optional<WorkerIndex>* passed_over = nullptr);
+  void send_trials(Fleet& fleet, TimePoint now);
   bool build_requests(Fleet& fleet, WorkerIndex w, std::span<const std::uint32_t> groups, bool hedge, TimePoint now);
   void no_replica(std::uint32_t group, TimePoint now);
   void choose_types(Request& request, WorkerIndex w, bool wide) const;
@@ -361,6 +376,7 @@ class RoundEngine {
   std::vector<std::uint32_t> pairs_on_worker_;
   std::vector<WorkerIndex> touched_;
   std::vector<std::uint32_t> placing_;
+  std::vector<std::pair<WorkerIndex, std::uint32_t>> trials_;  // worker, group
 };
 
 }  // namespace kvasir::dispatch

@@ -8,6 +8,12 @@
 
 namespace kvasir::dispatch {
 
+namespace {
+
+constexpr int kNearlyEqualOneIn = 16;
+
+}  // namespace
+
 std::uint32_t exec_rows_max(std::size_t row_bytes) {
   constexpr std::size_t kTablesBytes = wire::kExecHeadBytes + std::size_t{wire::kExecPairsMax} * (wire::kPairBytes + sizeof(float));
   static_assert(kTablesBytes < wire::kFramePayloadBytesMax);
@@ -108,13 +114,15 @@ void RoundEngine::place(Fleet& fleet, std::vector<std::uint32_t>& groups, bool h
   const LayerRoutes* routes = table->find(input_.key);
   grow(fleet.size());
   // Large experts first: the small ones then even the workers out.
-  std::ranges::stable_sort(groups, [&](std::uint32_t a, std::uint32_t b) { return groups_[a].count > groups_[b].count; });
+  // Equal ones in their own order, without the memory that a stable sort asks for.
+  std::ranges::sort(groups, {}, [&](std::uint32_t g) { return std::pair(~groups_[g].count, g); });
   touched_.clear();
   for (std::uint32_t g : groups) {
     Group& group = groups_[g];
     if (group.missing == 0 || group.local) continue;
     const bool prefer_local = !hedge && local_allowed_ && (group.not_finite || group.wide || is_hot(group));
-    const std::optional<WorkerIndex> w = prefer_local ? std::nullopt : choose(fleet, routes, group, hedge, now);
+    std::optional<WorkerIndex> passed_over;
+    const std::optional<WorkerIndex> w = prefer_local ? std::nullopt : choose(fleet, routes, group, hedge, now, &passed_over);
     if (!w) {
       if (!hedge) no_replica(g, now);
       continue;
@@ -122,6 +130,8 @@ void RoundEngine::place(Fleet& fleet, std::vector<std::uint32_t>& groups, bool h
     if (by_worker_[*w].empty()) touched_.push_back(*w);
     by_worker_[*w].push_back(g);
     pairs_on_worker_[*w] += group.count;
+    if (passed_over && by_worker_[*passed_over].empty() && group.count <= tuning_.trial_pairs_max && fleet.begin_trial(*passed_over, now))
+      trials_.push_back({*passed_over, g});
   }
   for (WorkerIndex w : touched_) {
     // In wire order the experts ascend, as their weights lie in the worker's memory; those that
@@ -131,10 +141,29 @@ void RoundEngine::place(Fleet& fleet, std::vector<std::uint32_t>& groups, bool h
     by_worker_[w].clear();
     pairs_on_worker_[w] = 0;
   }
+  send_trials(fleet, now);
+}
+
+void RoundEngine::send_trials(Fleet& fleet, TimePoint now) {
+  for (const auto& [w, g] : trials_) {
+    const Group& group = groups_[g];
+    Request& request = new_request();
+    choose_types(request, w, group.wide);
+    request.is_trial = request.hedge_done = true;
+    request.waited_for = false;
+    const std::uint64_t mark = ++stamp_;
+    for (std::uint32_t i = 0; i < group.count; ++i) {
+      const std::uint32_t pair = order_[group.first + i];
+      request.pairs.push_back(pair);
+      if (std::exchange(row_stamp_[input_.pairs[pair].row], mark) != mark) request.rows.push_back(input_.pairs[pair].row);
+    }
+    send(fleet, request, now);
+  }
+  trials_.clear();
 }
 
 std::optional<WorkerIndex> RoundEngine::choose(Fleet& fleet, const LayerRoutes* routes, const Group& group, bool hedge,
-                                               TimePoint now) {
+                                               TimePoint now, std::optional<WorkerIndex>* passed_over) {
   if (routes == nullptr || group.repeated || group.n_tried == kTriesMax || group.count > input_.request_pairs_max ||
       group.count > input_.request_rows_max)
     return std::nullopt;
@@ -169,7 +198,10 @@ std::optional<WorkerIndex> RoundEngine::choose(Fleet& fleet, const LayerRoutes* 
     if (!hedge && !fleet.is_measured(w) && fleet.rng().below(tuning_.unmeasured_one_in) == 0) return w;
   const Nanos first = fleet.predicted_finish(drawn[0], pairs_on_worker_[drawn[0]] + group.count, now);
   const Nanos second = fleet.predicted_finish(drawn[1], pairs_on_worker_[drawn[1]] + group.count, now);
-  return second < first ? drawn[1] : drawn[0];
+  // Nearly equal: as they were drawn, so that the work is shared and both stay measured.
+  const bool swapped = second < first - first / kNearlyEqualOneIn;
+  if (passed_over != nullptr && !hedge) *passed_over = drawn[swapped ? 0 : 1];
+  return drawn[swapped ? 1 : 0];
 }
 
 void RoundEngine::no_replica(std::uint32_t g, TimePoint now) {
@@ -252,7 +284,7 @@ void RoundEngine::send(Fleet& fleet, Request& request, TimePoint now) {
   request.final_at = now + deadlines.final;
   if (fleet.is_busy(request.worker, n_pairs, now)) ++counters_.busy;
   fleet.on_sent(request.worker, n_pairs);
-  ++counters_.requests;
+  ++(request.is_trial ? counters_.trials : counters_.requests);
   to_send.push_back(static_cast<std::uint32_t>(n_requests_ - 1));
 }
 
@@ -306,7 +338,7 @@ Request& RoundEngine::new_request() {
   request.groups.clear();
   request.received = 0;
   request.check = Request::kNoCheck;
-  request.is_hedge = request.hedge_done = false;
+  request.is_hedge = request.hedge_done = request.is_trial = false;
   request.open = request.waited_for = request.timed = true;
   return request;
 }

@@ -66,6 +66,15 @@ struct Tuning {
   // one that is known to be quick: it gets this share of the choices that it is drawn in.
   std::uint32_t unmeasured_one_in = 16;
 
+  // --- replicas that were slow once ---
+  // The slower of two is asked nothing, so its estimate would stand for ever. One that is so old
+  // is tried with a copy of a request, for whose answer no round waits; after a try that found
+  // nothing better the next one comes twice as late, after one that did much earlier.
+  Nanos trial_after = std::chrono::seconds(2);
+  Nanos trial_again = std::chrono::milliseconds(250);
+  Nanos trial_max = std::chrono::seconds(30);
+  std::uint32_t trial_pairs_max = 256;
+
   // --- no local compute ---
   Nanos no_replica_wait = std::chrono::seconds(10);
   Nanos no_replica_retry = std::chrono::milliseconds(20);
