@@ -2,6 +2,8 @@
 
 #include <sys/eventfd.h>
 
+#include <utility>
+
 #include "base/check.h"
 
 namespace kvasir::worker {
@@ -11,6 +13,13 @@ void ComputeGate::take(Ticket& ticket, TimePoint now) {
   taken_at_ = now;
   ticket.queued_ = false;
   ticket.granted_ = true;
+  part_from_work(ticket);
+}
+
+// Its owner does it, or wants it no more.
+void ComputeGate::part_from_work(Ticket& ticket) {
+  if (ticket.work_) ticket.work_->ticket_ = nullptr;
+  ticket.work_.reset();
 }
 
 bool ComputeGate::try_enter(Ticket& ticket) {
@@ -21,7 +30,7 @@ bool ComputeGate::try_enter(Ticket& ticket) {
   return true;
 }
 
-bool ComputeGate::join(Ticket& ticket) {
+bool ComputeGate::join(Ticket& ticket, std::shared_ptr<Work> work) {
   const std::scoped_lock lock(mutex_);
   KVASIR_CHECK(!ticket.queued_ && !ticket.granted_);
   if (!taken_ && line_.empty()) {
@@ -31,6 +40,8 @@ bool ComputeGate::join(Ticket& ticket) {
   if (line_.size() >= waiting_max_) return false;
   line_.push_back(&ticket);
   ticket.queued_ = true;
+  ticket.work_ = std::move(work);
+  if (ticket.work_) ticket.work_->ticket_ = &ticket;
   waiting_.store(static_cast<std::uint32_t>(line_.size()), std::memory_order_relaxed);
   return true;
 }
@@ -40,8 +51,23 @@ bool ComputeGate::has_turn(const Ticket& ticket) const {
   return ticket.granted_;
 }
 
+void ComputeGate::deliver(Work& work) {
+  const std::scoped_lock lock(mutex_);
+  if (work.ticket_ == nullptr) return;
+  Ticket& ticket = *work.ticket_;
+  ticket.delivered_ = true;
+  part_from_work(ticket);
+  ::eventfd_write(ticket.wake_fd_, 1);
+}
+
+bool ComputeGate::delivered(const Ticket& ticket) const {
+  const std::scoped_lock lock(mutex_);
+  return ticket.delivered_;
+}
+
 void ComputeGate::withdraw(Ticket& ticket) {
   const std::scoped_lock lock(mutex_);
+  part_from_work(ticket);
   if (ticket.queued_) {
     line_.remove(&ticket);
     ticket.queued_ = false;

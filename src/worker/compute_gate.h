@@ -1,7 +1,8 @@
 // The one place in front of the engine, and the bounded line before it. A connection's
 // thread that finds the gate open computes at once, on its own core and without a hand-off;
 // otherwise it takes a ticket, goes on reading (so that a CANCEL is seen), and is woken
-// through a descriptor when its turn comes. First come, first served.
+// through a descriptor when its turn comes. First come, first served; but whoever has the turn
+// may take along waiting work of others that its own computation can do as well (merge.h).
 //
 // Thread contract: all members may be called from any thread.
 #pragma once
@@ -9,7 +10,9 @@
 #include <atomic>
 #include <cstdint>
 #include <list>
+#include <memory>
 #include <mutex>
+#include <vector>
 
 #include "base/clock.h"
 
@@ -17,6 +20,18 @@ namespace kvasir::worker {
 
 class ComputeGate {
  public:
+  class Ticket;
+  // What waits with a ticket and may be taken along. Whoever took it shares it, because its
+  // ticket may be withdrawn meanwhile.
+  class Work {
+   public:
+    virtual ~Work() = default;
+
+   private:
+    friend class ComputeGate;
+    Ticket* ticket_ = nullptr;  // null: withdrawn; guarded by the gate's mutex
+  };
+
   // A place in the line. Lives as long as it is in the line or has the turn.
   class Ticket {
    public:
@@ -27,7 +42,9 @@ class ComputeGate {
    private:
     friend class ComputeGate;
     int wake_fd_;
-    bool queued_ = false, granted_ = false;  // guarded by the gate's mutex
+    // Guarded by the gate's mutex. `work_` as long as it is in the line or taken along.
+    bool queued_ = false, granted_ = false, delivered_ = false;
+    std::shared_ptr<Work> work_;
   };
 
   explicit ComputeGate(std::uint32_t waiting_max) : waiting_max_(waiting_max) {}
@@ -35,8 +52,32 @@ class ComputeGate {
   // Takes the turn if nobody has it and nobody waits.
   bool try_enter(Ticket& ticket);
   // Joins the line, or takes the turn at once. False: the line is full.
-  bool join(Ticket& ticket);
+  bool join(Ticket& ticket, std::shared_ptr<Work> work = nullptr);
   bool has_turn(const Ticket& ticket) const;
+
+  // Out of the line, in its order, the work that `fits` says yes to. The caller has the turn and
+  // delivers each.
+  template <typename Fits>
+  std::vector<std::shared_ptr<Work>> take_along(Fits fits) {
+    std::vector<std::shared_ptr<Work>> taken;
+    const std::scoped_lock lock(mutex_);
+    for (auto at = line_.begin(); at != line_.end();) {
+      Ticket& ticket = **at;
+      if (!ticket.work_ || !fits(*ticket.work_)) {
+        ++at;
+        continue;
+      }
+      ticket.queued_ = false;
+      taken.push_back(ticket.work_);
+      at = line_.erase(at);
+    }
+    waiting_.store(static_cast<std::uint32_t>(line_.size()), std::memory_order_relaxed);
+    return taken;
+  }
+  // Wakes the owner, if the ticket still stands.
+  void deliver(Work& work);
+  bool delivered(const Ticket& ticket) const;
+
   // Out of the line; if the ticket has the turn, gives it to the next. Any number of times.
   void withdraw(Ticket& ticket);
 
@@ -60,6 +101,7 @@ class ComputeGate {
 
  private:
   void take(Ticket& ticket, TimePoint now);
+  static void part_from_work(Ticket& ticket);
 
   const std::uint32_t waiting_max_;
   mutable std::mutex mutex_;

@@ -21,9 +21,6 @@ using wire::FrameType;
 // Enough to tell the framings, and our versions, apart: magic and version.
 constexpr std::size_t kFirstBytes = 6;
 
-constexpr const char* kLayerNotHeld =
-    "This worker holds no expert of that layer: its slice is of another model, or made room for another.";
-
 }  // namespace
 
 Connection::Connection(ServerCore& core, std::unique_ptr<net::Stream> stream, std::string peer)
@@ -167,7 +164,7 @@ Status Connection::serve_frames() {
     if (upload_ && monotonic_now() >= upload_->deadline) KVASIR_TRY(drop_stalled_upload());
     KVASIR_ASSIGN(const bool more, read_frames());
     if (ended_) return {};
-    if (!pending_.empty() && core_.gate.has_turn(pending_.front().ticket)) {
+    if (pending_ready()) {
       KVASIR_TRY(run_pending());
       continue;
     }
@@ -254,129 +251,6 @@ Status Connection::on_layer_recipe(const net::Frame& frame) {
   if (const Status fits = check_fit(message->recipe, *layer); !fits)
     return send_error(request_id, ErrorCode::kUnsupportedRecipe, fits.error().message);
   recipes_.insert_or_assign(message->recipe_id, Bound{message->layer_id, {message->recipe, std::move(layer)}});
-  return {};
-}
-
-Status Connection::on_exec(const net::Frame& frame) {
-  const std::uint64_t request_id = frame.header.request_id;
-  core_.stats.bytes_received += frame.payload.size();
-  if (core_.draining) {
-    ++core_.stats.requests_refused;
-    return send_error(request_id, ErrorCode::kDraining, "This worker is shutting down: use a replica.");
-  }
-  // The usual case: nothing else is on its way and the engine is free.
-  const bool alone = pending_.empty() && !reader_.mid_frame() && !stream_->buffered_input();
-  if (alone) {
-    ComputeGate::Ticket ticket(wake_.fd());
-    if (core_.gate.try_enter(ticket)) return answer(request_id, frame.payload, ticket);
-  }
-
-  MemoryBudget::Share share = core_.budget.take(frame.payload.size());
-  if (share) {
-    pending_.emplace_back(request_id, frame.payload, wake_.fd(), std::move(share));
-    if (core_.gate.join(pending_.back().ticket)) return {};
-    pending_.pop_back();
-  }
-  ++core_.stats.requests_refused;
-  ++core_.stats.requests_busy;
-  return send_error(request_id, ErrorCode::kBusy,
-                    std::format("{} requests wait here already: use a replica.", core_.gate.waiting()));
-}
-
-Status Connection::on_cancel(std::uint64_t request_id) {
-  const auto found = std::ranges::find(pending_, request_id, &Pending::request_id);
-  if (found == pending_.end()) return {};  // answered, or being answered
-  core_.gate.withdraw(found->ticket);
-  pending_.erase(found);
-  ++core_.stats.requests_cancelled;
-  return send_error(request_id, ErrorCode::kCancelled, "The request was cancelled.");
-}
-
-Status Connection::run_pending() {
-  Pending& next = pending_.front();
-  const Status answered = answer(next.request_id, next.payload, next.ticket);
-  pending_.pop_front();
-  return answered;
-}
-
-// Computes and sends. `ticket` has the gate's turn, which is given on once the engine is done.
-Status Connection::answer(std::uint64_t request_id, ByteSpan payload, ComputeGate::Ticket& ticket) {
-  const ComputeGate::Guard guard(core_.gate, ticket);
-  const auto refuse = [&](ErrorCode code, std::string why) {
-    core_.gate.withdraw(ticket);
-    request_.release();
-    ++core_.stats.requests_refused;
-    if (code == ErrorCode::kBusy) ++core_.stats.requests_busy;
-    return send_error(request_id, code, std::move(why));
-  };
-  const Result<wire::ExecView> view = wire::decode_exec(payload);
-  if (!view) {
-    if (refuse(ErrorCode::kMalformed, view.error().message)) linger(*stream_, core_.options.timeouts.linger);
-    return std::unexpected(view.error());
-  }
-  if (view->head.numerics != wire::Numerics::kFast && !same_numerics_)
-    return refuse(ErrorCode::kNumerics, "This connection was made for numerics class fast; the ids differ.");
-  if (core_.store.version() != store_version_) find_layers();  // follow_store() comes when the gate is left
-  const auto bound = recipes_.find(view->head.recipe_id);
-  if (bound == recipes_.end())
-    return refuse(ErrorCode::kUnknownRecipe, std::format("No LAYER_RECIPE {} stands.", view->head.recipe_id));
-  const BoundRecipe& recipe = bound->second.recipe;
-  if (!recipe.layer) return refuse(ErrorCode::kUnknownLayer, kLayerNotHeld);
-  recipe.layer->used_ns = monotonic_now().time_since_epoch().count();
-  if (auto refusal = request_.prepare(*view, recipe)) return refuse(refusal->code, std::move(refusal->message));
-
-  // Graphs are cached by the addresses of tensors, which an evicted layer has left to others.
-  if (const std::uint64_t freed = core_.store.freed(); freed != core_.freed_seen) {
-    core_.engine->forget_graphs();
-    core_.freed_seen = freed;
-  }
-  Nanos took{};
-  while (true) {
-    const TimePoint start = monotonic_now();
-    const Status computed = request_.compute(*core_.engine);
-    took += monotonic_now() - start;
-    if (!computed) {
-      spdlog::error("{}: {}", peer_, computed.error().message);
-      return refuse(ErrorCode::kInternal, computed.error().message);
-    }
-    if (request_.complete()) break;
-    // The peer reads this piece while the next one is computed; one that does not read holds nobody up.
-    KVASIR_TRY(send_rows(request_id, view->head, request_.finish(), took, /*wait=*/false));
-  }
-  core_.gate.withdraw(ticket);
-  core_.stats.count_compute(view->head.n_pairs, took);
-  ++core_.stats.requests;
-  const Status sent = send_rows(request_id, view->head, request_.finish(), took, /*wait=*/true);
-  request_.release();
-  ++n_answered_;
-  if (core_.options.spin_us > 0) spin_until_ = monotonic_now() + std::chrono::microseconds(core_.options.spin_us);
-  return sent;
-}
-
-Status Connection::send_rows(std::uint64_t request_id, const wire::ExecHead& exec, const ExecRequest::Rows& rows, Nanos computed,
-                             bool wait) {
-  if (rows.count == 0) return {};
-  wire::ResultHead head{.row_type = exec.result_type, .n_embd = exec.n_embd, .first_row = rows.first,
-                        .total_rows = request_.answer_rows(),
-                        .compute_us = static_cast<std::uint32_t>(std::min<std::int64_t>(computed.count() / 1000, UINT32_MAX))};
-  const std::size_t row_bytes = rows.bytes.size() / rows.count;
-  const std::uint32_t rows_max = wire::result_rows_per_frame(head.row_type, head.n_embd);
-  const std::uint32_t end = rows.first + rows.count;
-  while (head.first_row < end) {
-    head.n_rows = std::min(rows_max, end - head.first_row);
-    const ByteSpan part = rows.bytes.subspan((head.first_row - rows.first) * row_bytes, head.n_rows * row_bytes);
-    const bool more = head.first_row + head.n_rows < head.total_rows;
-    const Bytes prefix = wire::encode_result_prefix(request_id, head, part, more, checksum());
-    // A queue near its limit is a peer that reads slower than this worker computes: it sets the pace then.
-    if (wait || writer_.queued_bytes() + part.size() + prefix.size() > net::FrameWriter::kQueuedBytesMax) {
-      KVASIR_TRY(flush_whole(*stream_, writer_, core_.options.timeouts));
-      KVASIR_TRY(send_whole(*stream_, writer_, core_.options.timeouts, prefix, part));
-    } else {
-      KVASIR_TRY(writer_.send(*stream_, prefix, part));
-    }
-    head.first_row += head.n_rows;
-  }
-  core_.stats.bytes_sent += rows.bytes.size();
   return {};
 }
 

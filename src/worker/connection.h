@@ -1,6 +1,7 @@
 // One peer, from accept to close, on a thread of its own: tells the two framings apart,
 // greets, then answers frames. Requests run inline when the engine is free; otherwise they
-// wait in the gate's line while the thread goes on reading, so PING and CANCEL are seen.
+// wait in the gate's line while the thread goes on reading, so PING and CANCEL are seen. What
+// waits may be computed along with another connection's request (merge.h).
 #pragma once
 
 #include <atomic>
@@ -12,9 +13,13 @@
 #include <unordered_map>
 
 #include "net/frame_io.h"
+#include "worker/merge.h"
 #include "worker/server_core.h"
 
 namespace kvasir::worker {
+
+inline constexpr const char* kLayerNotHeld =
+    "This worker holds no expert of that layer: its slice is of another model, or made room for another.";
 
 class Connection {
  public:
@@ -33,10 +38,12 @@ class Connection {
 
  private:
   struct Pending {
-    Pending(std::uint64_t id, ByteSpan bytes, int wake_fd, MemoryBudget::Share held)
-        : request_id(id), payload(bytes.begin(), bytes.end()), ticket(wake_fd), share(std::move(held)) {}
+    Pending(std::uint64_t id, int wake_fd, MemoryBudget::Share held)
+        : request_id(id), ticket(wake_fd), share(std::move(held)) {}
+    ByteSpan bytes() const { return work ? ByteSpan(work->payload) : ByteSpan(payload); }
     std::uint64_t request_id;
-    Bytes payload;
+    Bytes payload;                        // unless it is the work's
+    std::shared_ptr<MergeableWork> work;  // null: it shares no computation
     ComputeGate::Ticket ticket;
     MemoryBudget::Share share;
   };
@@ -60,9 +67,14 @@ class Connection {
   static Status check_fit(const wire::Recipe& recipe, const HeldLayer& layer);
   Status malformed(const net::Frame& frame, std::string why);
   Status answer(std::uint64_t request_id, ByteSpan payload, ComputeGate::Ticket& ticket);
+  bool pending_ready() const;
   Status run_pending();
+  std::shared_ptr<MergeableWork> mergeable(ByteSpan payload);
+  Status send_refusal(std::uint64_t request_id, ExecRequest& request, wire::ErrorMessage why);
+  Status send_last_rows(std::uint64_t request_id, const wire::ExecHead& exec, ExecRequest& request, Nanos computed);
   // Part of an answer. Without `wait`, what the socket does not take at once is queued.
-  Status send_rows(std::uint64_t request_id, const wire::ExecHead& exec, const ExecRequest::Rows& rows, Nanos computed, bool wait);
+  Status send_rows(std::uint64_t request_id, const wire::ExecHead& exec, const ExecRequest::Rows& rows,
+                   std::uint32_t total_rows, Nanos computed, bool wait);
   Status send(ByteSpan frame) { return send_whole(*stream_, writer_, core_.options.timeouts, frame); }
   Status send_error(std::uint64_t request_id, wire::ErrorCode code, std::string message);
   bool checksum() const { return !stream_->encrypted(); }

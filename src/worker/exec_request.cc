@@ -1,8 +1,10 @@
 #include "worker/exec_request.h"
 
 #include <algorithm>
+#include <cstring>
 #include <format>
 
+#include "base/check.h"
 #include "worker/limits.h"
 
 namespace kvasir::worker {
@@ -95,12 +97,48 @@ Status ExecRequest::compute(ffn::Engine& engine) {
   begin_ = end_;
   end_ = piece_ends_[next_piece_++];
   const std::span<const ffn::LocalPair> pairs(pairs_.data() + begin_, end_ - begin_);
-  if (view_.head.numerics == wire::Numerics::kFast) {
-    KVASIR_TRY(engine.compute_fast(bound_->recipe, bound_->layer->copies, rows_, pairs, out_.data()));
-  } else {
-    KVASIR_TRY(engine.compute(view_.head.numerics, bound_->recipe, bound_->layer->tensors, rows_, pairs, out_.data()));
-  }
+  KVASIR_TRY(run(engine, view_.head.numerics, *bound_, rows_, pairs, out_.data()));
   if (view_.head.result_kind == ResultKind::kWeightedSum && !complete()) sum_weighted();
+  return {};
+}
+
+Status ExecRequest::run(ffn::Engine& engine, wire::Numerics numerics, const BoundRecipe& bound, ffn::RowsView rows,
+                        std::span<const ffn::LocalPair> pairs, float* out) {
+  if (numerics == wire::Numerics::kFast) return engine.compute_fast(bound.recipe, bound.layer->copies, rows, pairs, out);
+  return engine.compute(numerics, bound.recipe, bound.layer->tensors, rows, pairs, out);
+}
+
+Status ExecRequest::compute_together(ffn::Engine& engine, std::span<ExecRequest* const> requests, Batch& batch) {
+  const ExecRequest& first = *requests.front();
+  const std::size_t n_embd = first.view_.head.n_embd;
+  std::uint32_t n_rows = 0, n_pairs = 0;
+  for (const ExecRequest* request : requests) {
+    KVASIR_CHECK(request->in_one_piece() && request->bound_->layer == first.bound_->layer &&
+                 request->view_.head.numerics == first.view_.head.numerics);
+    n_rows += request->view_.head.n_rows;
+    n_pairs += request->view_.head.n_pairs;
+  }
+  float* rows = batch.rows.room_for(n_rows * n_embd);
+  float* out = batch.out.room_for(n_pairs * n_embd);
+  ffn::LocalPair* pairs = batch.pairs.room_for(n_pairs);
+  std::uint32_t row = 0, pair = 0;
+  for (const ExecRequest* request : requests) {
+    const wire::ExecHead& head = request->view_.head;
+    std::memcpy(rows + row * n_embd, request->rows_.data, head.n_rows * n_embd * sizeof(float));
+    for (std::uint32_t i = 0; i < head.n_pairs; ++i)
+      pairs[pair + i] = {request->pairs_.data()[i].row + row, request->pairs_.data()[i].expert};
+    row += head.n_rows;
+    pair += head.n_pairs;
+  }
+  KVASIR_TRY(run(engine, first.view_.head.numerics, *first.bound_, {rows, n_embd, n_rows}, {pairs, n_pairs}, out));
+  pair = 0;
+  for (ExecRequest* request : requests) {
+    request->begin_ = 0;
+    request->end_ = request->view_.head.n_pairs;
+    request->next_piece_ = 1;
+    std::memcpy(request->out_.data(), out + pair * n_embd, request->end_ * n_embd * sizeof(float));
+    pair += request->end_;
+  }
   return {};
 }
 

@@ -68,7 +68,18 @@ class ExecRequest {
   std::uint32_t answer_rows() const;
   void release();
 
+  // --- together with others of the same recipe, layer and class; none is longer than one piece ---
+  // Instead of compute(): scratch memory is the batch's, which one computation at a time uses.
+  struct Batch {
+    Scratch<float> rows, out;
+    Scratch<ffn::LocalPair> pairs;
+  };
+  static Status compute_together(ffn::Engine& engine, std::span<ExecRequest* const> requests, Batch& batch);
+  bool in_one_piece() const { return piece_ends_.size() == 1; }
+
  private:
+  static Status run(ffn::Engine& engine, wire::Numerics numerics, const BoundRecipe& bound, ffn::RowsView rows,
+                    std::span<const ffn::LocalPair> pairs, float* out);
   void cut_into_pieces();
   void sum_weighted();
 

@@ -20,6 +20,7 @@ inline constexpr std::uint32_t kSpinUsMax = 1'000'000;
 inline constexpr std::uint64_t kRequestBytesMax = 2ull << 30;
 inline constexpr std::size_t kScratchBytesKept = 4u << 20;  // larger buffers are given back after each request
 inline constexpr std::uint32_t kPiecePairs = 256;  // of a long request computed before they are sent
+inline constexpr std::uint32_t kMergedPairsMax = 256;  // of several requests computed as one
 inline constexpr std::uint32_t kUploadsMax = 4;             // being received at once, of all connections
 inline constexpr std::uint64_t kUploadSlackBytes = 64 << 10;  // by which loaded experts may be longer than their slice
 inline constexpr std::chrono::milliseconds kEvictionMax{2000};  // users of an evicted layer have to let go of it

@@ -29,6 +29,7 @@ struct ServerOptions {
   std::uint32_t queue = kQueueDefault;
   std::uint32_t spin_us = kSpinUsDefault;
   std::uint64_t request_bytes_max = kRequestBytesMax;
+  std::uint32_t merged_pairs_max = kMergedPairsMax;  // 0: no request shares a computation
   std::uint64_t memory_bytes = 0;  // for experts; 0: no uploads are taken
   std::string token;  // empty: none is asked for
   std::optional<GrantCheck> grants;
@@ -59,6 +60,7 @@ struct ServerCore {
   const std::unique_ptr<ffn::Engine> engine;  // used by whoever has the gate's turn
   const wire::NumericsId numerics_id;
   ComputeGate gate;
+  ExecRequest::Batch batch;  // guarded by the gate's turn
   std::uint64_t freed_seen = 0;  // of store.freed(), when the engine last forgot; guarded by the gate's turn
   MemoryBudget budget;
   WorkerStats stats;

@@ -84,8 +84,9 @@ const wire::NumericsId& our_numerics_id() {
   return id;
 }
 
-TestServer::TestServer(const std::vector<std::string>& files, ServerOptions options) {
-  server_ = must(Server::listen({"127.0.0.1", 0}, load(files), ggml_backend_cpu_buffer_type(), must(ffn::Engine::create({})), our_numerics_id(),
+TestServer::TestServer(const std::vector<std::string>& files, ServerOptions options, std::unique_ptr<ffn::Engine> engine) {
+  if (!engine) engine = must(ffn::Engine::create({}));
+  server_ = must(Server::listen({"127.0.0.1", 0}, load(files), ggml_backend_cpu_buffer_type(), std::move(engine), our_numerics_id(),
                                 std::move(options)));
   thread_ = std::thread([this] { finished_in_time_ = server_->run(); });
 }

@@ -39,7 +39,8 @@ const wire::NumericsId& our_numerics_id();
 
 class TestServer {
  public:
-  TestServer(const std::vector<std::string>& files, ServerOptions options = {});
+  // `engine`: in the place of an ordinary one.
+  TestServer(const std::vector<std::string>& files, ServerOptions options = {}, std::unique_ptr<ffn::Engine> engine = nullptr);
   ~TestServer();
   std::uint16_t port() const { return server_->port(); }
   const WorkerStats& stats() const { return server_->stats(); }

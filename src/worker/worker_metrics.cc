@@ -22,6 +22,7 @@ std::string WorkerStats::to_metrics(const ComputeGate& gate, std::uint64_t held_
   out.sample(number(busy), {{"outcome", "busy"}});
   out.sample(number(refused - busy), {{"outcome", "refused"}});
   out.sample(number(requests_cancelled), {{"outcome", "cancelled"}});
+  out.counter("kvasir_worker_requests_merged_total", "Requests computed along with another backbone's.", number(requests_merged));
   out.counter("kvasir_worker_pairs_total", "Uses of an expert by a token that were computed.", number(pairs));
   out.counter("kvasir_worker_compute_seconds_total", "Time spent computing them.", number(compute_ns) / 1e9);
   out.gauge("kvasir_worker_busy_ratio", "Share of the last second spent computing.",

@@ -41,6 +41,7 @@ std::string WorkerStats::to_json(const ComputeGate& gate, std::uint64_t held_byt
   put("connections_total", connections_total);
   put("connections_refused", connections_refused);
   put("requests", requests);
+  put("requests_merged", requests_merged);
   put("requests_refused", requests_refused);
   put("requests_busy", requests_busy);
   put("requests_cancelled", requests_cancelled);

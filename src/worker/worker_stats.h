@@ -19,6 +19,7 @@ class WorkerStats {
   std::atomic<std::uint64_t> connections_total = 0;
   std::atomic<std::uint64_t> connections_refused = 0;
   std::atomic<std::uint64_t> requests = 0;          // answered with rows
+  std::atomic<std::uint64_t> requests_merged = 0;   // of those, computed along with another's
   std::atomic<std::uint64_t> requests_refused = 0;  // answered with ERROR
   std::atomic<std::uint64_t> requests_busy = 0;     // of those, for a full queue or budget
   std::atomic<std::uint64_t> requests_cancelled = 0;
