@@ -3,11 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <mutex>
-#include <random>
 
-#include "dispatch/client/fake_worker.h"
-#include "dispatch/dispatcher.h"
+#include "dispatch/client/test_client.h"
 
 namespace kvasir::dispatch {
 namespace {
@@ -16,23 +13,13 @@ using namespace std::chrono_literals;
 constexpr std::uint32_t kWidth = 32;
 constexpr std::uint32_t kExperts = 64;
 
-wire::LayerId layer_id() {
-  wire::LayerId id{};
-  id[3] = std::byte{7};
-  return id;
-}
-
-ExpertSet experts(std::uint32_t begin, std::uint32_t end) {
-  ExpertSet set;
-  set.add({begin, end});
-  return set;
-}
+const TestLayer kLayer{.id = {std::byte{0}, std::byte{0}, std::byte{0}, std::byte{7}}, .width = kWidth, .n_expert = kExperts};
 
 std::unique_ptr<FakeWorker> worker(std::uint32_t begin, std::uint32_t end, const net::TlsIdentity* tls = nullptr) {
-  return std::make_unique<FakeWorker>(layer_id(), experts(begin, end), kWidth, tls);
+  return make_worker(kLayer, begin, end, tls);
 }
 
-struct Client {
+struct Client : TestClient {
   explicit Client(std::vector<WorkerAddress> workers, LocalPolicy policy = LocalPolicy::kFallback,
                   std::function<void(Options&)> change = {}) {
     Options options;
@@ -41,39 +28,24 @@ struct Client {
     options.connect_wait = 3s;
     options.no_replica_wait = 400ms;
     options.spot_check = 0;  // lying_worker_test.cc has them
-    options.log = [this](std::string line) {
-      const std::lock_guard lock(mutex);
-      lines.push_back(std::move(line));
-    };
     if (change) change(options);
-    auto made = Dispatcher::create(std::move(options));
-    EXPECT_TRUE(made) << made.error().message;
-    dispatcher = *std::move(made);
-    wire::Recipe recipe;
-    recipe.n_embd = kWidth;
-    recipe.n_ff = 8;
-    recipe.n_expert = kExperts;
-    layer = &dispatcher->register_layer(layer_id(), 5, recipe);
-    driver = dispatcher->make_driver();
+    start(kLayer, std::move(options));
   }
 
   // `n_rows` rows through `top_k` experts each; checks every output.
   Status round(std::uint32_t n_rows, std::uint32_t top_k, std::size_t stride = kWidth) {
-    rows.resize(n_rows * stride);
-    for (float& value : rows) value = scale * std::uniform_real_distribution<float>(-1, 1)(rng);
-    pairs.clear();
-    for (std::uint32_t row = 0; row < n_rows; ++row)
-      for (std::uint32_t k = 0; k < top_k; ++k) pairs.push_back({row, (row * 5 + k * 11) % kExperts});
+    draw(n_rows, stride, scale);
+    pick(n_rows, top_k, 11, kExperts);
     out.assign(pairs.size() * kWidth, -1e9f);
     const Round r{.layer = layer, .rows = rows.data(), .row_stride = stride, .n_rows = n_rows, .pairs = pairs, .out = out.data()};
-    const auto start = monotonic_now();
+    const auto begun = monotonic_now();
     Status status = driver->run(r, [&](const Round& what, std::span<const std::uint32_t> indices) -> Status {
       for (std::uint32_t i : indices)
         for (std::uint32_t j = 0; j < kWidth; ++j)
           what.out[i * kWidth + j] = expected(what.pairs[i], j, stride);
       return {};
     });
-    took = monotonic_now() - start;
+    took = monotonic_now() - begun;
     if (status)
       for (std::size_t i = 0; i < pairs.size(); ++i)
         for (std::uint32_t j = 0; j < kWidth; ++j)
@@ -86,31 +58,10 @@ struct Client {
   float expected(wire::Pair pair, std::uint32_t j, std::size_t stride) const {
     return fake_expert(rows[pair.row * stride + j], pair.expert);
   }
-  bool logged(std::string_view text) {
-    const std::lock_guard lock(mutex);
-    return std::ranges::any_of(lines, [&](const std::string& line) { return line.contains(text); });
-  }
-  Stats stats() const { return dispatcher->stats(); }
-  template <typename Done>
-  bool wait_for(Done&& done, Nanos limit = 8s) {
-    for (const auto start = monotonic_now(); monotonic_now() - start < limit; std::this_thread::sleep_for(5ms))
-      if (done()) return true;
-    return false;
-  }
 
-  std::mutex mutex;
-  std::vector<std::string> lines;
-  std::unique_ptr<Dispatcher> dispatcher;
-  std::unique_ptr<RoundDriver> driver;
-  const Layer* layer = nullptr;
-  std::vector<float> rows, out;
-  std::vector<wire::Pair> pairs;
-  std::mt19937 rng{1};
   float scale = 1, tolerance = 0;
   Nanos took{};
 };
-
-WorkerAddress at(const FakeWorker& w) { return {"127.0.0.1", w.port(), {}}; }
 
 TEST(ParseWorkers, ReadsLinksAndSaysWhatIsWrong) {
   const std::string print(64, 'a');
@@ -399,7 +350,7 @@ TEST(Client, TwoDriversOnTwoThreads) {
 
 TEST(Client, AWorkerOfAnotherModelIsMentioned) {
   wire::LayerId other{};
-  FakeWorker a(other, experts(0, 64), kWidth);
+  FakeWorker a(other, ExpertSet::all(kExperts), kWidth);
   Client client({at(a)});
   ASSERT_TRUE(client.round(3, 8));
   EXPECT_EQ(client.stats().pairs_local, 24u);

@@ -3,13 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <mutex>
-#include <random>
 
 #include "dispatch/client/check_rows.h"
-#include "dispatch/client/fake_worker.h"
 #include "dispatch/client/row_copy.h"
-#include "dispatch/dispatcher.h"
+#include "dispatch/client/test_client.h"
 
 namespace kvasir::dispatch {
 namespace {
@@ -19,41 +16,26 @@ constexpr std::uint32_t kWidth = 32;
 constexpr std::uint32_t kExperts = 64;
 constexpr Lie kLies[] = {Lie::kFlippedBit, Lie::kNormOff1, Lie::kNormOff5, Lie::kOlderAnswer, Lie::kOtherExpert, Lie::kHuge};
 
-std::unique_ptr<FakeWorker> worker() {
-  ExpertSet all;
-  all.add({0, kExperts});
-  return std::make_unique<FakeWorker>(wire::LayerId{std::byte{7}}, all, kWidth);
-}
+const TestLayer kLayer{.id = {std::byte{7}}, .width = kWidth, .n_expert = kExperts};
 
-struct Client {
+std::unique_ptr<FakeWorker> worker() { return make_worker(kLayer, 0, kExperts); }
+
+struct Client : TestClient {
   Client(const std::vector<std::unique_ptr<FakeWorker>>& workers, LocalPolicy policy, double share,
          wire::Numerics numerics = wire::Numerics::kExact) {
     Options options;
-    for (const auto& w : workers) options.workers.push_back({"127.0.0.1", w->port(), {}});
+    for (const auto& w : workers) options.workers.push_back(at(*w));
     options.local = policy;
     options.numerics = numerics;
     options.spot_check = share;
-    options.log = [this](std::string line) {
-      const std::lock_guard lock(mutex);
-      lines.push_back(std::move(line));
-    };
-    dispatcher = *Dispatcher::create(std::move(options));
-    wire::Recipe recipe;
-    recipe.n_embd = kWidth;
-    recipe.n_ff = 8;
-    recipe.n_expert = kExperts;
-    layer = &dispatcher->register_layer(wire::LayerId{std::byte{7}}, 5, recipe);
-    driver = dispatcher->make_driver();
+    start(kLayer, std::move(options));
   }
 
   // One round of 4 rows through 8 experts each; how many values are not the right ones.
   std::size_t wrong_values() {
-    std::vector<float> rows(4 * kWidth);
-    for (float& value : rows) value = std::uniform_real_distribution<float>(-1, 1)(rng);
-    std::vector<wire::Pair> pairs;
-    for (std::uint32_t row = 0; row < 4; ++row)
-      for (std::uint32_t k = 0; k < 8; ++k) pairs.push_back({row, (row * 5 + k * 11) % kExperts});
-    std::vector<float> out(pairs.size() * kWidth);
+    draw(4, kWidth);
+    pick(4, 8, 11, kExperts);
+    out.assign(pairs.size() * kWidth, 0);
     const Round r{.layer = layer, .rows = rows.data(), .row_stride = kWidth, .n_rows = 4, .pairs = pairs, .out = out.data()};
     const auto right = [&](wire::Pair pair, std::uint32_t j) { return fake_expert(rows[pair.row * kWidth + j], pair.expert); };
     const Status status = driver->run(r, [&](const Round& what, std::span<const std::uint32_t> indices) -> Status {
@@ -67,17 +49,6 @@ struct Client {
       for (std::uint32_t j = 0; j < kWidth; ++j) wrong += out[i * kWidth + j] != right(pairs[i], j);
     return wrong;
   }
-  bool logged(std::string_view text) {
-    const std::lock_guard lock(mutex);
-    return std::ranges::any_of(lines, [&](const std::string& line) { return line.contains(text); });
-  }
-
-  std::mutex mutex;
-  std::vector<std::string> lines;
-  std::unique_ptr<Dispatcher> dispatcher;
-  std::unique_ptr<RoundDriver> driver;
-  const Layer* layer = nullptr;
-  std::mt19937 rng{1};
 };
 
 std::vector<std::unique_ptr<FakeWorker>> workers(std::size_t n) {

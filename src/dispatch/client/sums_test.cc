@@ -4,10 +4,8 @@
 
 #include <cmath>
 #include <limits>
-#include <random>
 
-#include "dispatch/client/fake_worker.h"
-#include "dispatch/dispatcher.h"
+#include "dispatch/client/test_client.h"
 
 namespace kvasir::dispatch {
 namespace {
@@ -16,29 +14,21 @@ using namespace std::chrono_literals;
 constexpr std::uint32_t kWidth = 64;
 constexpr std::uint32_t kExperts = 64;
 
+constexpr TestLayer kLayer{.id = {}, .width = kWidth, .n_expert = kExperts};
+
 std::unique_ptr<FakeWorker> worker(std::uint32_t begin, std::uint32_t end, std::uint32_t width = kWidth) {
-  ExpertSet set;
-  set.add({begin, end});
-  return std::make_unique<FakeWorker>(wire::LayerId{}, set, width);
+  return make_worker({.id = {}, .width = width, .n_expert = kExperts}, begin, end);
 }
 
-struct Client {
+struct Client : TestClient {
   explicit Client(std::initializer_list<FakeWorker*> workers, wire::RowType type, LocalPolicy policy = LocalPolicy::kFallback) {
     Options options;
-    for (const FakeWorker* w : workers) options.workers.push_back({"127.0.0.1", w->port(), {}});
+    for (const FakeWorker* w : workers) options.workers.push_back(at(*w));
     options.local = policy;
     options.numerics = wire::Numerics::kFast;
     options.row_type = options.result_type = type;
     options.connect_wait = 3s;
-    auto made = Dispatcher::create(std::move(options));
-    EXPECT_TRUE(made) << made.error().message;
-    dispatcher = *std::move(made);
-    wire::Recipe recipe;
-    recipe.n_embd = kWidth;
-    recipe.n_ff = 8;
-    recipe.n_expert = kExperts;
-    layer = &dispatcher->register_layer({}, 5, recipe);
-    driver = dispatcher->make_driver();
+    start(kLayer, std::move(options));
   }
 
   // Values of fake_expert: (value + 1/2) in halves, below 2048 halves, which f16 holds exactly.
@@ -67,14 +57,8 @@ struct Client {
     return status;
   }
   float value(std::size_t pair, std::uint32_t j) const { return fake_expert(rows[pairs[pair].row * kWidth + j], pairs[pair].expert); }
-  Stats stats() const { return dispatcher->stats(); }
 
-  std::unique_ptr<Dispatcher> dispatcher;
-  std::unique_ptr<RoundDriver> driver;
-  const Layer* layer = nullptr;
-  std::vector<float> rows, weights, out;
-  std::vector<wire::Pair> pairs;
-  std::mt19937 rng{1};
+  std::vector<float> weights;
 };
 
 TEST(Sums, AreTheSameOverOneWorkerTwoOrNone) {

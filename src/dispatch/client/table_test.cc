@@ -2,12 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <mutex>
-#include <random>
+#include <map>
 
-#include "dispatch/client/fake_worker.h"
+#include "dispatch/client/test_client.h"
 #include "dispatch/core/tuning.h"
-#include "dispatch/dispatcher.h"
 
 namespace kvasir::dispatch {
 namespace {
@@ -15,21 +13,11 @@ namespace {
 using namespace std::chrono_literals;
 constexpr std::uint32_t kWidth = 16, kExperts = 32, kTopK = 4;
 
-wire::LayerId layer_id() {
-  wire::LayerId id{};
-  id[1] = std::byte{9};
-  return id;
-}
+const TestLayer kLayer{.id = {std::byte{0}, std::byte{9}}, .width = kWidth, .n_expert = kExperts};
 
-std::unique_ptr<FakeWorker> worker(std::uint32_t begin = 0, std::uint32_t end = kExperts) {
-  ExpertSet set;
-  set.add({begin, end});
-  return std::make_unique<FakeWorker>(layer_id(), set, kWidth);
-}
+std::unique_ptr<FakeWorker> worker(std::uint32_t begin = 0, std::uint32_t end = kExperts) { return make_worker(kLayer, begin, end); }
 
-WorkerAddress at(const FakeWorker& w, std::string id = {}) { return {"127.0.0.1", w.port(), {}, std::move(id)}; }
-
-class Table : public testing::Test {
+class Table : public testing::Test, protected TestClient {
  protected:
   void start(LocalPolicy policy, Nanos connect_wait = 5s) {
     Options options;
@@ -37,27 +25,14 @@ class Table : public testing::Test {
     options.local = policy;
     options.connect_wait = connect_wait;
     options.no_replica_wait = 1s;
-    options.log = [this](std::string line) {
-      const std::lock_guard lock(mutex);
-      lines.push_back(std::move(line));
-    };
-    dispatcher = *Dispatcher::create(std::move(options));
-    wire::Recipe recipe;
-    recipe.n_embd = kWidth;
-    recipe.n_ff = 8;
-    recipe.n_expert = kExperts;
-    layer = &dispatcher->register_layer(layer_id(), 0, recipe);
-    driver = dispatcher->make_driver();
+    TestClient::start(kLayer, std::move(options));
   }
 
   Status round(RoundDriver& with) {
     constexpr std::uint32_t n_rows = 6;
-    std::vector<float> rows(n_rows * kWidth);
-    for (float& value : rows) value = std::uniform_real_distribution<float>(-1, 1)(rng);
-    std::vector<wire::Pair> pairs;
-    for (std::uint32_t r = 0; r < n_rows; ++r)
-      for (std::uint32_t k = 0; k < kTopK; ++k) pairs.push_back({r, (r * 5 + k * 9) % kExperts});
-    std::vector<float> out(pairs.size() * kWidth, -1e9f);
+    draw(n_rows, kWidth);
+    pick(n_rows, kTopK, 9, kExperts);
+    out.assign(pairs.size() * kWidth, -1e9f);
     const Round r{.layer = layer, .rows = rows.data(), .row_stride = kWidth, .n_rows = n_rows, .pairs = pairs, .out = out.data()};
     const Status status = with.run(r, [&](const Round& what, std::span<const std::uint32_t> indices) -> Status {
       for (std::uint32_t i : indices)
@@ -73,16 +48,6 @@ class Table : public testing::Test {
   }
   Status round() { return round(*driver); }
 
-  bool logged(std::string_view text) {
-    const std::lock_guard lock(mutex);
-    return std::ranges::any_of(lines, [&](const std::string& line) { return line.contains(text); });
-  }
-  template <typename Done>
-  static bool wait_for(Done&& done, Nanos limit = 20s) {
-    for (const auto start = monotonic_now(); monotonic_now() - start < limit; std::this_thread::sleep_for(2ms))
-      if (done()) return true;
-    return false;
-  }
   std::uint64_t up() const { return dispatcher->stats().workers_up; }
   // Of all workers of that name since the last call.
   Served served(const std::string& id) {
@@ -95,13 +60,7 @@ class Table : public testing::Test {
     return services[id];
   }
 
-  std::mutex mutex;
-  std::vector<std::string> lines;
   std::map<std::string, Served> services;
-  std::unique_ptr<Dispatcher> dispatcher;
-  std::unique_ptr<RoundDriver> driver;
-  const Layer* layer = nullptr;
-  std::mt19937 rng{1};
 };
 
 TEST_F(Table, TheFirstRoundWaitsForTheFirstTable) {
@@ -147,12 +106,12 @@ TEST_F(Table, ChangesFollowWhileRoundsRunAndNothingIsComputedHere) {
   dispatcher->set_workers({at(*a, "a")});
   ASSERT_TRUE(wait_for([&] { return round() && up() == 1; }));
   (void)round();
-  std::uint64_t pairs = 0;
+  std::uint64_t n_pairs = 0;
   ASSERT_TRUE(wait_for([&] {
     (void)served("");
-    pairs = 0;
-    for (const auto& [id, sum] : services) pairs += sum.pairs;
-    return pairs >= dispatcher->stats().pairs_remote;
+    n_pairs = 0;
+    for (const auto& [id, sum] : services) n_pairs += sum.pairs;
+    return n_pairs >= dispatcher->stats().pairs_remote;
   }));
   for (const char* id : {"a", "b", "c", "d"}) EXPECT_GT(services[id].pairs, 0u) << id;
   EXPECT_GT(services["a"].bytes, services["a"].rows * kWidth * sizeof(float));
@@ -246,7 +205,7 @@ TEST_F(Table, UsesOfExpertsAreCounted) {
   ASSERT_TRUE(round());
   const std::vector<LayerUses> uses = dispatcher->take_uses();
   ASSERT_EQ(uses.size(), 1u);
-  EXPECT_EQ(uses[0].layer_id, layer_id());
+  EXPECT_EQ(uses[0].layer_id, kLayer.id);
   std::uint64_t sum = 0;
   for (const std::uint64_t n : uses[0].uses) sum += n;
   EXPECT_EQ(sum, 48u);
