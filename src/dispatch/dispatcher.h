@@ -185,11 +185,17 @@ struct SliceMaker {
   std::function<Result<Bytes>(const ExpertSet& experts)> make;
 };
 
+// Work of the caller's own that does not need the round: called again and again while answers are
+// on their way, until it says false (nothing is left). Pieces of well below a millisecond.
+using Meanwhile = std::function<Result<bool>()>;
+
 class RoundDriver {
  public:
   virtual ~RoundDriver() = default;
-  // Returns when every pair's output is written, or the error that fails the request.
-  virtual Status run(const Round& round, const LocalCompute& local) = 0;
+  // Returns when every pair's output is written, and `meanwhile` has said false; or the error that
+  // fails the request.
+  Status run(const Round& round, const LocalCompute& local) { return run(round, local, {}); }
+  virtual Status run(const Round& round, const LocalCompute& local, const Meanwhile& meanwhile) = 0;
 };
 
 class Dispatcher {

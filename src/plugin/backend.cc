@@ -63,7 +63,8 @@ Status Backend::compute_whole(ggml_cgraph* graph) { return status_of(ggml_backen
 
 Status Backend::compute_nodes(std::vector<ggml_tensor*>& nodes) {
   std::int64_t values = 0;
-  for (const ggml_tensor* node : nodes) values += ggml_nelements(node);
+  for (const ggml_tensor* node : nodes)
+    values += ggml_nelements(node) + (node->op == GGML_OP_MUL_MAT ? ggml_nelements(node->src[0]) : 0);
   for (std::size_t begin = 0; begin < nodes.size(); begin += kLocalNodesMax) {
     const std::size_t end = std::min(nodes.size(), begin + kLocalNodesMax);
     ggml_reset(graph_context_.get());
@@ -158,7 +159,7 @@ Status Backend::compute_local_pairs(const ExpertFfn& ffn, const dispatch::Round&
   return {};
 }
 
-Status Backend::compute_ffn(const ExpertFfn& ffn, Job& job) {
+Status Backend::compute_ffn(const ExpertFfn& ffn, Job& job, const EarlyNodes& early) {
   KVASIR_ASSIGN(const dispatch::Layer* layer, runtime_.layer_of(ffn));
   const dispatch::Round round{.layer = layer,
                               .rows = job.rows,
@@ -167,9 +168,18 @@ Status Backend::compute_ffn(const ExpertFfn& ffn, Job& job) {
                               .pairs = job.pairs,
                               .weights = job.weights,
                               .out = static_cast<float*>(ffn.out->data)};
-  KVASIR_TRY(driver_->run(round, [&](const dispatch::Round& r, std::span<const std::uint32_t> indices) {
-    return compute_local_pairs(ffn, r, indices);
-  }));
+  const auto here = [&](const dispatch::Round& r, std::span<const std::uint32_t> indices) { return compute_local_pairs(ffn, r, indices); };
+  KVASIR_TRY(shadows_.begin(early));
+  if (shadows_.done()) {
+    KVASIR_TRY(driver_->run(round, here));
+  } else {
+    runtime_.count_overlapped();
+    const auto piece = [&]() -> Result<bool> {
+      KVASIR_TRY(shadows_.compute_piece(cpu_.get()));
+      return !shadows_.done();
+    };
+    KVASIR_TRY(driver_->run(round, here, piece));
+  }
   for (std::uint32_t row : job.nan_rows)
     std::fill_n(round.out + row * std::size_t{ffn.recipe.n_embd}, ffn.recipe.n_embd, std::numeric_limits<float>::quiet_NaN());
   return {};
@@ -189,6 +199,9 @@ Status Backend::compute(ggml_cgraph* graph) {
     return compute_whole(graph);
   }
 
+  const bool overlap = runtime_.config().overlap;
+  const std::vector<EarlyNodes> early = overlap ? find_early_nodes(plan) : std::vector<EarlyNodes>(plan.ffns.size());
+  KVASIR_TRY(shadows_.begin({}));  // of the last graph
   jobs_.resize(std::max(jobs_.size(), plan.ffns.size()));
   for (Job& job : jobs_) job.captured = false;
   std::vector<ggml_tensor*> nodes;
@@ -201,7 +214,11 @@ Status Backend::compute(ggml_cgraph* graph) {
       KVASIR_TRY(compute_nodes(nodes));
       Job& job = jobs_[step.ffn];
       if (!job.captured) KVASIR_TRY(capture(plan.ffns[step.ffn], /*copy_rows=*/false, job));
-      KVASIR_TRY(compute_ffn(plan.ffns[step.ffn], job));
+      KVASIR_TRY(compute_ffn(plan.ffns[step.ffn], job, early[static_cast<std::size_t>(step.ffn)]));
+    } else if (shadows_.covers(step.node)) {
+      // What comes before it may still read the memory that its result belongs in.
+      KVASIR_TRY(compute_nodes(nodes));
+      shadows_.put(step.node);
     } else {
       nodes.push_back(step.node);
     }

@@ -11,6 +11,7 @@
 #include "ffn/engine.h"
 #include "plugin/expert_graph.h"
 #include "plugin/runtime.h"
+#include "plugin/shared_expert.h"
 
 namespace kvasir::plugin {
 
@@ -40,7 +41,7 @@ class Backend {
 
   void capture_weights(const ggml_tensor* weights, Job& job);
   Status capture(const ExpertFfn& ffn, bool copy_rows, Job& job);
-  Status compute_ffn(const ExpertFfn& ffn, Job& job);
+  Status compute_ffn(const ExpertFfn& ffn, Job& job, const EarlyNodes& early);
   Status compute_local_pairs(const ExpertFfn& ffn, const dispatch::Round& round, std::span<const std::uint32_t> indices);
   Status compute_nodes(std::vector<ggml_tensor*>& nodes);  // and clears them
   Status compute_whole(ggml_cgraph* graph);
@@ -54,6 +55,7 @@ class Backend {
   std::unique_ptr<ffn::Engine> engine_;
   std::unique_ptr<dispatch::RoundDriver> driver_;
   std::vector<Job> jobs_;
+  ShadowNodes shadows_;
   std::vector<float> local_rows_;
   std::vector<ffn::LocalPair> local_pairs_;
 };

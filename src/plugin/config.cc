@@ -31,6 +31,7 @@ constexpr auto kVariables = std::to_array<Variable>({
     {"KVASIR_LOCAL", "fallback|never|only", "what to do with pairs no worker answers"},
     {"KVASIR_REPLICA", "mmap|ram|none", "where the local replica of the experts lives"},
     {"KVASIR_HOT", "bytes[K|M|G]", "experts used most are computed here while workers compute the others"},
+    {"KVASIR_OVERLAP", "0|1", "compute a layer's shared expert here while the workers' answers are on their way"},
     {"KVASIR_UPLOAD", "0|1", "hand experts that no worker holds to workers that offer memory"},
     {"KVASIR_SPOT_CHECK", "0…1", "share of the workers' answers that is computed a second time"},
     {"KVASIR_CONNECT_MS", "0:60000", "how long the first round waits for workers that are still connecting"},
@@ -168,6 +169,7 @@ Result<Config> load_config(const std::function<std::optional<std::string>(std::s
   KVASIR_TRY(choose<wire::Numerics>(values, "KVASIR_NUMERICS", {{"exact", wire::Numerics::kExact}, {"invariant", wire::Numerics::kInvariant}, {"fast", wire::Numerics::kFast}},
                                   config.dispatch.numerics));
   KVASIR_TRY(read_wire(values, config.dispatch));
+  KVASIR_TRY(choose<bool>(values, "KVASIR_OVERLAP", {{"0", false}, {"1", true}}, config.overlap));
   KVASIR_TRY(choose<bool>(values, "KVASIR_UPLOAD", {{"0", false}, {"1", true}}, config.upload));
   KVASIR_TRY(choose<bool>(values, "KVASIR_STATS", {{"0", false}, {"1", true}}, config.stats_at_exit));
   if (const auto it = values.find("KVASIR_STATS_FILE"); it != values.end()) config.stats_file = it->second;

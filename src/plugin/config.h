@@ -27,6 +27,7 @@ struct Config {
   dispatch::Options dispatch;
   std::optional<hub::HubAddress> hub;  // instead of a list of workers
   Replica replica = Replica::kMmap;
+  bool overlap = false;  // the shared expert is computed while answers are on their way
   bool upload = false;  // hand workers the experts that none holds
   bool stats_at_exit = false;
   std::string stats_file;    // empty: none

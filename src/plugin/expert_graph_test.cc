@@ -1,6 +1,7 @@
 // Graphs as llama.cpp builds them, and near misses that must be left alone.
 
 #include "plugin/expert_graph.h"
+#include "plugin/shared_expert.h"
 
 #include <ggml-cpp.h>
 #include <gmock/gmock.h>
@@ -234,6 +235,56 @@ TEST_F(ExpertGraph, DoesNotClaimOtherStackedMatrices) {
       ggml_mul_mat_id(ctx, matrix("as", kEmbd, kFf), cur, ids)));
   const OpClaims none_ours{[](ggml_backend_buffer*) { return false; }};
   EXPECT_FALSE(none_ours.claims(gate()));
+}
+
+// --- the shared expert --------------------------------------------------------------------
+
+struct SharedExpert : ExpertGraph {
+  ggml_tensor* flat(const char* name, int n_in, int n_out) { return input(ggml_new_tensor_2d(ctx, GGML_TYPE_F32, n_in, n_out), name); }
+  // As in qwen2moe: sigmoid(gate · x) * FFN(x), added to the experts' sum.
+  ggml_tensor* shared(ggml_tensor* x) {
+    ggml_tensor* open = ggml_sigmoid(ctx, ggml_mul_mat(ctx, flat("blk.5.ffn_gate_inp_shexp.weight", kEmbd, 1), x));
+    ggml_tensor* u = ggml_mul_mat(ctx, flat("blk.5.ffn_up_shexp.weight", kEmbd, kFf), x);
+    ggml_tensor* g = ggml_mul_mat(ctx, flat("blk.5.ffn_gate_shexp.weight", kEmbd, kFf), x);
+    return ggml_mul(ctx, ggml_mul_mat(ctx, flat("blk.5.ffn_down_shexp.weight", kFf, kEmbd), ggml_swiglu_split(ctx, g, u)), open);
+  }
+};
+
+TEST_F(SharedExpert, IsClaimedWithWhatLiesBetweenItsProducts) {
+  const auto ours = [](ggml_backend_buffer*) { return true; };
+  ggml_tensor* x = ggml_reshape_2d(ctx, cur, kEmbd, kTokens);
+  ggml_tensor* out = shared(x);
+  EXPECT_TRUE(claims_shared_expert(out, ours));
+  EXPECT_TRUE(claims_shared_expert(out->src[0], ours));
+  EXPECT_TRUE(claims_shared_expert(out->src[1], ours)) << "the sigmoid of its gate";
+  EXPECT_FALSE(claims_shared_expert(ggml_add(ctx, out, x), ours));
+  EXPECT_FALSE(claims_shared_expert(ggml_mul(ctx, x, x), ours));
+  EXPECT_FALSE(claims_shared_expert(ggml_mul_mat(ctx, flat("blk.5.attn_q.weight", kEmbd, kEmbd), x), ours));
+  EXPECT_FALSE(claims_shared_expert(out, [](ggml_backend_buffer*) { return false; }));
+}
+
+TEST_F(SharedExpert, ComesBeforeTheAnswersUnlessItReadsThem) {
+  ggml_tensor* x = ggml_reshape_2d(ctx, cur, kEmbd, kTokens);
+  ggml_tensor* out = down(ggml_swiglu_split(ctx, gate(), up()));
+  combine(out);
+  ggml_tensor* extra = shared(x);
+  ggml_build_forward_expand(graph, extra);
+  GraphPlan plan = plan_graph(graph, false);
+  ASSERT_EQ(plan.ffns.size(), 1u);
+  const EarlyNodes early = find_early_nodes(plan).at(0);
+  EXPECT_THAT(early.nodes, ::testing::Contains(extra));
+  int products = 0;
+  for (const ggml_tensor* node : early.nodes) {
+    products += node->op == GGML_OP_MUL_MAT;
+    EXPECT_NE(node->op, GGML_OP_ADD) << "the experts' sum";
+  }
+  EXPECT_EQ(products, 4);
+
+  // One that takes the experts' outputs in waits for them.
+  ggml_tensor* sum = ggml_view_2d(ctx, out, kEmbd, kTokens, out->nb[2], 0);
+  ggml_build_forward_expand(graph, shared(sum));
+  plan = plan_graph(graph, false);
+  EXPECT_EQ(find_early_nodes(plan).at(0).nodes.size(), early.nodes.size());
 }
 
 // --- the combine chain -------------------------------------------------------------------

@@ -11,6 +11,7 @@
 #include "plugin/config.h"
 #include "plugin/ggml_abi.h"
 #include "plugin/runtime.h"
+#include "plugin/shared_expert.h"
 
 namespace kvasir::plugin {
 namespace {
@@ -121,7 +122,8 @@ ggml_backend_buffer_t device_buffer_from_host_ptr(ggml_backend_dev_t, void* data
 
 bool device_supports_op(ggml_backend_dev_t, const ggml_tensor* op) noexcept {
   static constexpr OpClaims kClaims{is_our_buffer};
-  if (!kClaims.claims(op)) return false;
+  const bool shared = Runtime::instance()->config().overlap && claims_shared_expert(op, is_our_buffer);
+  if (!shared && !kClaims.claims(op)) return false;
   // What is computed here runs on the CPU backend, so it must know the types as well.
   static ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
   return op->op == GGML_OP_NONE || (cpu != nullptr && ggml_backend_dev_supports_op(cpu, op));

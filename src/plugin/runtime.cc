@@ -207,6 +207,7 @@ std::string Runtime::metrics_text() {
 std::string Runtime::stats_json() {
   const dispatch::Stats s = dispatcher_ ? dispatcher_->stats() : dispatch::Stats{};
   nlohmann::ordered_json json = counters_json(s);
+  json["rounds_overlapped"] = rounds_overlapped_.load(std::memory_order_relaxed);
   json["splits_local"] = local_splits_.load(std::memory_order_relaxed);
   json["workers"] = dispatcher_ ? workers_json(*dispatcher_) : nlohmann::ordered_json::array();
   json["layers"] = dispatcher_ ? layers_json(*dispatcher_) : nlohmann::ordered_json::array();

@@ -42,6 +42,7 @@ class Runtime {
   void note_unknown(const std::string& text);
 
   void count_local_split() { local_splits_.fetch_add(1, std::memory_order_relaxed); }
+  void count_overlapped() { rounds_overlapped_.fetch_add(1, std::memory_order_relaxed); }
   std::string stats_json();
   std::string metrics_text();
 
@@ -62,7 +63,7 @@ class Runtime {
   std::mutex mutex_;        // guards what follows; held briefly
   std::map<const void*, const dispatch::Layer*> layers_;  // by address of the down weights
   std::set<std::string> unknown_;
-  std::atomic<std::uint64_t> local_splits_{0};
+  std::atomic<std::uint64_t> local_splits_{0}, rounds_overlapped_{0};
 };
 
 }  // namespace kvasir::plugin

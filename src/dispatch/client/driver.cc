@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "dispatch/client/row_copy.h"
 
@@ -35,10 +36,14 @@ Driver::~Driver() {
   shared_.bell.ring();
 }
 
-Status Driver::run(const Round& round, const LocalCompute& local) {
+Status Driver::run(const Round& round, const LocalCompute& local, const Meanwhile& meanwhile) {
   // Called across a C ABI: nothing may throw out of here.
   try {
-    return run_round(round, local);
+    meanwhile_ = meanwhile ? &meanwhile : nullptr;
+    Status status = run_round(round, local);
+    while (status && meanwhile_ != nullptr) status = compute_meanwhile();
+    meanwhile_ = nullptr;
+    return status;
   } catch (const std::exception& error) {
     return give_up(error);
   }
@@ -47,6 +52,7 @@ Status Driver::run(const Round& round, const LocalCompute& local) {
 // Half-done state goes with the links; the next round starts clean.
 Status Driver::give_up(const std::exception& error) {
   round_ = nullptr;
+  meanwhile_ = nullptr;
   try {
     for (WorkerIndex w = 0; w < links_.size(); ++w) drop_link(w, Nanos(0));
     engine_.abandon();
@@ -166,9 +172,15 @@ Status Driver::drive(const Round& round, const LocalCompute& local) {
   if (!round.weighted()) warm_for_writing(round.out, round.pairs.size() * recipe.n_embd);
   Status local_status;
   TimePoint spin_until = monotonic_now() + options.spin;
+  bool all_seen = false;  // once, all links are looked at; no answer can have come yet
   while (!engine_.finished()) {
     TimePoint now = monotonic_now();
-    if (engine_.has_local()) {
+    if (meanwhile_ != nullptr) {
+      local_status = compute_meanwhile();
+      if (!local_status) break;
+      poll_links(Nanos(0));
+      spin_until = monotonic_now() + options.spin;
+    } else if (engine_.has_local()) {
       local_status = compute_here(round, local);
       if (!local_status) break;
       poll_links(Nanos(0));
@@ -177,7 +189,8 @@ Status Driver::drive(const Round& round, const LocalCompute& local) {
       if (!local_status) break;
       poll_links(Nanos(0));
     } else if (now < spin_until) {
-      poll_links(Nanos(0));
+      if (std::exchange(all_seen, true)) look();
+      else poll_links(Nanos(0));
     } else {
       poll_links(std::clamp(engine_.next_wake() - now, Nanos(0), kPollMax));
     }
@@ -203,6 +216,12 @@ Status Driver::drive(const Round& round, const LocalCompute& local) {
     for (const RoundEngine::Timing& timing : engine_.timings) wire_choice_.observe(timing.worker, timing.type, round.n_rows, timing.ratio);
   if (!local_status) return local_status;
   return status;
+}
+
+Status Driver::compute_meanwhile() {
+  KVASIR_ASSIGN(const bool more, (*meanwhile_)());
+  if (!more) meanwhile_ = nullptr;
+  return {};
 }
 
 Status Driver::compute_here(const Round& round, const LocalCompute& local) {

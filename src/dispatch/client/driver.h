@@ -18,7 +18,8 @@ class Driver final : public RoundDriver {
  public:
   Driver(Shared& shared, std::shared_ptr<Port> port);
   ~Driver() override;
-  Status run(const Round& round, const LocalCompute& local) override;
+  using RoundDriver::run;
+  Status run(const Round& round, const LocalCompute& local, const Meanwhile& meanwhile) override;
 
  private:
   struct DataLink {
@@ -31,6 +32,7 @@ class Driver final : public RoundDriver {
   Status run_round(const Round& round, const LocalCompute& local);
   Status run_local_only(const Round& round, const LocalCompute& local);
   Status drive(const Round& round, const LocalCompute& local);
+  Status compute_meanwhile();  // one piece
   Status compute_here(const Round& round, const LocalCompute& local);
   Status compute_check(const Round& round, const LocalCompute& local);
 
@@ -51,6 +53,8 @@ class Driver final : public RoundDriver {
 
   // Reads whatever has come. `timeout` 0: looks only. Returns when something came, or after it.
   void poll_links(Nanos timeout);
+  // Likewise at once, but looks only where an answer of this round is due: one system call less.
+  void look();
   bool read_link(WorkerIndex w);  // true: at least one frame came
   // Takes one frame; false: it breaks the protocol.
   bool on_frame(WorkerIndex w, const net::Frame& frame);
@@ -72,6 +76,7 @@ class Driver final : public RoundDriver {
   std::vector<Mail> moved_;                   // links that replace others between rounds
   std::vector<WorkerIndex> removed_;          // no longer in the table, and not let go yet
   const Round* round_ = nullptr;  // the one under way
+  const Meanwhile* meanwhile_ = nullptr;  // null: nothing is left of it
   std::vector<pollfd> fds_;
   std::vector<WorkerIndex> fd_workers_;
   std::vector<std::uint32_t> all_pairs_;

@@ -108,9 +108,22 @@ void Driver::poll_links(Nanos timeout) {
   if (port_->has_mail()) collect_mail();
 }
 
+void Driver::look() {
+  bool writing = false;
+  engine_.for_each_owing([&](WorkerIndex w) {
+    if (!links_[w].link) return;
+    writing |= !links_[w].link->writer.idle(*links_[w].link->stream);
+    read_link(w);
+  });
+  if (writing) return poll_links(Nanos(0));  // which goes on with it
+  if (port_->has_mail()) collect_mail();
+}
+
 bool Driver::read_link(WorkerIndex w) {
   bool came = false;
   while (links_[w].link) {
+    // What else there may be is read later; looking would cost a call.
+    if (came && round_ != nullptr && engine_.finished()) return came;
     Link& link = *links_[w].link;
     const Result<net::FrameReader::State> got = link.reader.read(*link.stream);
     if (!got) {
