@@ -95,13 +95,14 @@ class NoReplica(SystemTest):
         os.remove(model)
         worker = self.worker(TINY)  # any: no round runs
         start = time.monotonic()
-        server = self.server(backbone, self.environment([worker]), extra=["-lm", "dio"])
+        # Where Mesa's software Vulkan is installed, llama.cpp loads it, and LLVM with it: 60 MB that are no part of this.
+        server = self.server(backbone, self.environment([worker], VK_DRIVER_FILES="/nonexistent"), extra=["-lm", "dio"])
         took = time.monotonic() - start
         resident = resident_bytes(server.pid)
         print(f"{size / 1e9:.1f} GB model, backbone file {backbone.stat().st_size / 1e9:.1f} GB, dense {dense / 1e9:.2f} GB: "
-              f"ready after {took:.1f} s with {resident / 1e9:.2f} GB at most")
+              f"ready after {took:.1f} s with {resident / 1e9:.2f} GB at most, {100 * (resident / dense - 1):+.1f} % of dense")
         self.assertLess(took, 30 + 30)  # 30 s on a machine of its own
-        self.assertLess(resident, 1.1 * dense + 600e6)  # KV cache, program and staging beside the weights
+        self.assertLess(resident, 1.1 * dense)
 
 
 if __name__ == "__main__":
