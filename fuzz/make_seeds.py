@@ -74,6 +74,44 @@ def tokens():
     put("tokens", "nul", b"\0kvasir_\0_\0")
 
 
+def grants():
+    put("grants", "text", b"\0grant1.00.11.22")
+    put("grants", "not-a-grant", b"\0kvasir_0123456789abcdef_00")
+    put("grants", "right", b"\1")
+    put("grants", "proof-changed", b"\1\xff\1\x01")
+    put("grants", "capital", b"\1\x0a\0\x20")
+    put("grants", "signed-nonsense", b"\2" + b"\xff" * 60)
+    names = b"".join(len(name).to_bytes(2, "little") + name for name in (b"0123", b"laptop-1a2b", b"qwen"))
+    put("grants", "signed", b"\3" + (1_800_000_600).to_bytes(8, "little") + names)
+    put("grants", "signed-for-ever", b"\3" + b"\xff" * 8 + names)
+
+
+def relay():
+    worker, backbone = b"\0\0", b"\0\1"  # of session a, with the first token
+    put("relay", "pair", worker + backbone + b"\3\1\x50\x40" + b"\3\0\x03\x05" + b"\7\0\7\1")
+    put("relay", "asker-first", backbone + worker + b"\3\0\xff\xff\3\0\xff\xff")
+    put("relay", "gone", worker + backbone + b"\3\1\2\2\x09\0" + worker + b"\x09\1")
+    put("relay", "half-closed", worker + backbone + b"\x08\1\3\0\1\1")
+    put("relay", "control", worker + backbone + b"\6\1\x09\0\4ping\6\0\x08\0\2\x03\xe8")
+    put("relay", "speaks-first", worker + b"\3\0\1\1")
+    put("relay", "many", (worker + backbone) * 6 + b"\0\2\0\3\0\4\0\5\0\6\0\x08\0\x09")
+    put("relay", "raw", worker + backbone + b"\5\1\x0c\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff")
+    put("relay", "key", b"\2\0\x20dGhlIHNhbXBsZSBub25jZQ==\r\nA: b\r\n")
+
+
+def websocket():
+    answer = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    put("websocket", "wrong-key", b"\0\x20" + answer)
+    put("websocket", "refused", b'\0\x08HTTP/1.1 403 Forbidden\r\nContent-Length: 29\r\n\r\n{"error":"banned: of no use."}')
+    put("websocket", "frames", b"\2\x20\x82\x05hello\x02\x01a\x80\x01b\x89\x02hi\x88\x06\x03\xe8done")
+    put("websocket", "masked", b"\2\x20\x82\x85\1\2\3\4hello")
+    put("websocket", "huge", b"\2\x20\x82\x7f\xff\xff\xff\xff\xff\xff\xff\xff")
+    put("websocket", "replaced", b"\2\x20\x88\x07\x11\x39newer")
+    put("websocket", "good", b"\6\x20\0\1\2\xff\x10")
+    put("websocket", "proxy", b"\1\x20HTTP/1.1 200 Connection established\r\n\r\n\x16\3\3\0\2\2\x28")
+    put("websocket", "proxy-wants-a-password", b"\1\x20HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
+
+
 def config_file():
     put("config_file", "workers", '{"KVASIR_WORKERS": "192.168.1.10:7070#' + "ab" * 32 + ',[::1]:5", "KVASIR_LOCAL": "fallback"}')
     put("config_file", "numbers", '{"KVASIR_CONNECT_MS": 500, "KVASIR_SPOT_CHECK": 0.5, "KVASIR_STATS": 1}')
@@ -102,5 +140,5 @@ def canary():
     put("canary", "bird", b"bird")
 
 
-for make in (hub_api, market, tokens, config_file, split_set, canary):
+for make in (hub_api, market, tokens, grants, relay, websocket, config_file, split_set, canary):
     make()

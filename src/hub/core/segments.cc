@@ -71,7 +71,7 @@ Cell nth_expert(std::span<const Segment> segments, std::uint64_t index) {
     if (index < s.size()) return {s.layer, s.begin + static_cast<std::uint32_t>(index)};
     index -= s.size();
   }
-  KVASIR_CHECK(!"index is below count_experts()");
+  KVASIR_CHECK(false);  // the index is below count_experts()
   return {};
 }
 

@@ -1,13 +1,13 @@
 #include "hub/relay/relay_pair.h"
 
-#include <cstring>
+#include <algorithm>
 
 namespace kvasir::hub {
 
 asio::awaitable<PumpEnd> pump(End& from, End& to, std::atomic<std::uint64_t>& bytes, std::atomic<std::int64_t>& moved_ns,
                               End::Got got, std::span<const std::byte> first) {
   const auto buffer = std::make_unique_for_overwrite<std::byte[]>(kRelayChunkBytes);
-  std::memcpy(buffer.get(), first.data(), first.size());
+  std::ranges::copy(first, buffer.get());
   std::size_t have = first.size();
   while (true) {
     // A message comes in pieces of what the socket had; those that are here leave together.
