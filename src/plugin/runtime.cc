@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/log_limit.h"
 #include "base/metrics.h"
 #include "ffn/engine.h"
 #include "plugin/coverage_notice.h"
@@ -144,7 +145,7 @@ void Runtime::watch_coverage() {
 
 Status Runtime::start_follower() {
   if (!config_.hub || config_.dispatch.local == dispatch::LocalPolicy::kOnly) return {};
-  HubFollower::Options options{.hub = *config_.hub, .log = [](std::string line) { log_line(line); }};
+  HubFollower::Options options{.hub = *config_.hub, .log = limited_log([](const std::string& line) { log_line(line); })};
   KVASIR_ASSIGN(follower_, HubFollower::start(std::move(options), *dispatcher_));
   // The hub is told what was done since the last report. After libcurl's first use, so that this
   // runs before TLS is torn down.

@@ -48,10 +48,10 @@ void Connection::run() noexcept {
     if (served) {
       spdlog::debug("{}: closed after {} requests", peer_, n_answered_);
     } else {
-      spdlog::warn("{}: dropped: {}", peer_, served.error().message);
+      core_.log_of_peer(spdlog::level::warn, std::format("{}: dropped: {}", peer_, served.error().message));
     }
   } catch (const std::exception& e) {  // out of memory: this peer goes, the worker stays
-    spdlog::error("{}: dropped: {}", peer_, e.what());
+    core_.log_of_peer(spdlog::level::err, std::format("{}: dropped: {}", peer_, e.what()));
   }
   for (Pending& pending : pending_) core_.gate.withdraw(pending.ticket);
   pending_.clear();
@@ -65,10 +65,10 @@ void Connection::run() noexcept {
 void Connection::turn_away(ErrorCode code, std::string why) noexcept {
   try {
     ++core_.stats.connections_refused;
-    spdlog::warn("{}: refused: {}", peer_, why);
+    core_.log_of_peer(spdlog::level::warn, std::format("{}: refused: {}", peer_, why));
     if (send_error(0, code, std::move(why))) linger(*stream_, core_.options.timeouts.linger);
   } catch (const std::exception& e) {
-    spdlog::error("{}: {}", peer_, e.what());
+    core_.log_of_peer(spdlog::level::err, std::format("{}: {}", peer_, e.what()));
   }
   cut();
   finished_ = true;

@@ -122,7 +122,7 @@ Status Connection::answer(std::uint64_t request_id, ByteSpan payload, ComputeGat
     const Status computed = others.empty() ? request_.compute(*core_.engine) : others.compute(*core_.engine, request_, core_.batch);
     took += monotonic_now() - start;
     if (!computed) {
-      spdlog::error("{}: {}", peer_, computed.error().message);
+      core_.log_of_peer(spdlog::level::err, std::format("{}: {}", peer_, computed.error().message));
       return refuse(ErrorCode::kInternal, computed.error().message);
     }
     if (request_.complete()) break;

@@ -38,14 +38,14 @@ Status Connection::on_upload(const net::Frame& frame) {
   IncomingSlice complete = std::move(slice);
   upload_.reset();
   if (auto refusal = core_.store.finish_upload(std::move(complete))) return refuse_upload(request_id, *std::move(refusal));
-  spdlog::info("{}: uploaded {} bytes of experts", peer_, head.total_bytes);
+  core_.log_of_peer(spdlog::level::info, std::format("{}: uploaded {} bytes of experts", peer_, head.total_bytes));
   return send(wire::encode_frame(FrameType::kHoldings, request_id, core_.store.holdings(), checksum()));
 }
 
 Status Connection::refuse_upload(std::uint64_t request_id, wire::ErrorMessage why) {
   upload_.reset();
   refused_upload_ = request_id;
-  spdlog::info("{}: refused an upload: {}", peer_, why.message);
+  core_.log_of_peer(spdlog::level::info, std::format("{}: refused an upload: {}", peer_, why.message));
   return send_error(request_id, why.code, std::move(why.message));
 }
 

@@ -59,7 +59,7 @@ void Server::accept_waiting() {
   while (true) {
     Result<std::optional<net::Accepted>> accepted = net::accept_from(listener_);
     if (!accepted) {
-      spdlog::error("{}", accepted.error().message);
+      core_.log_of_peer(spdlog::level::err, accepted.error().message);
       std::this_thread::sleep_for(std::chrono::milliseconds(kTickMs));  // descriptors may come free
       return;
     }
@@ -94,7 +94,7 @@ void Server::start(net::Accepted accepted) {
   if (!core_.options.tls) return start(net::make_plain_stream(std::move(accepted.fd)), std::move(accepted.peer));
   Result<std::unique_ptr<net::Stream>> made = net::make_tls_server_stream(std::move(accepted.fd), *core_.options.tls);
   if (made) start(*std::move(made), std::move(accepted.peer));
-  else spdlog::error("{}: {}", accepted.peer, made.error().message);
+  else core_.log_of_peer(spdlog::level::err, std::format("{}: {}", accepted.peer, made.error().message));
 }
 
 void Server::start(std::unique_ptr<net::Stream> stream, std::string peer) {
@@ -119,7 +119,7 @@ void Server::start(std::unique_ptr<net::Stream> stream, std::string peer) {
     }
   } catch (const std::exception& e) {  // no thread, descriptor or memory for another peer
     ++core_.stats.connections_refused;
-    spdlog::error("A connection was refused: {}", e.what());
+    core_.log_of_peer(spdlog::level::err, std::format("A connection was refused: {}", e.what()));
   }
 }
 

@@ -5,9 +5,11 @@
 #include <optional>
 #include <string>
 
+#include "base/log_limit.h"
 #include "ffn/engine.h"
 #include "net/grant.h"
 #include "net/tls.h"
+#include "spdlog/spdlog.h"
 #include "worker/compute_gate.h"
 #include "worker/exec_request.h"
 #include "worker/limits.h"
@@ -55,6 +57,11 @@ struct ServerCore {
     stats.set_pair_us(options.pair_us);
   }
 
+  // A line that a peer has caused, unless those are too many.
+  void log_of_peer(spdlog::level::level_enum level, const std::string& line) {
+    if (const auto note = peer_lines.take(monotonic_now())) spdlog::log(level, "{}{}", line, *note);
+  }
+
   const ServerOptions options;
   LiveStore store;
   const std::unique_ptr<ffn::Engine> engine;  // used by whoever has the gate's turn
@@ -64,6 +71,7 @@ struct ServerCore {
   std::uint64_t freed_seen = 0;  // of store.freed(), when the engine last forgot; guarded by the gate's turn
   MemoryBudget budget;
   WorkerStats stats;
+  LogLimit peer_lines;
   std::atomic<bool> draining = false;
 };
 

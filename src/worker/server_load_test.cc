@@ -2,9 +2,13 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <random>
+#include <sstream>
 #include <thread>
 
+#include "spdlog/sinks/ostream_sink.h"
+#include "spdlog/spdlog.h"
 #include "worker/server_fixture.h"
 
 namespace kvasir::worker {
@@ -242,6 +246,29 @@ TEST_F(ServerTest, StallsEndInTime) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_EQ(server.stats().connections_open, 1u);
   expect_answers(*steady, 1);
+}
+
+// A port scan does not fill the disk with lines about it.
+TEST_F(ServerTest, LinesAboutStrangersAreLimited) {
+  std::ostringstream text;
+  const auto former = spdlog::default_logger();
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(text)));
+  const TimePoint begun = monotonic_now();
+  {
+    TestServer server({slice()});
+    for (std::uint32_t i = 0; i < 3 * kLogLinesAtOnce; ++i) {
+      TestClient stranger(server.port());
+      stranger.send(Bytes(64, std::byte{0xff}));
+      EXPECT_TRUE(stranger.closed());
+    }
+    EXPECT_TRUE(server.stop());
+  }
+  const auto seconds = static_cast<std::ptrdiff_t>((monotonic_now() - begun) / kLogLineEvery);
+  spdlog::set_default_logger(former);
+  const std::string lines = text.str();
+  const std::ptrdiff_t n = std::ranges::count(lines, '\n');
+  EXPECT_GE(n, std::ptrdiff_t{kLogLinesAtOnce});
+  EXPECT_LE(n, std::ptrdiff_t{kLogLinesAtOnce} + seconds + 3) << "one a second, and those of the start and the end";
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "base/log_limit.h"
 #include "dispatch/client/test_client.h"
 
 namespace kvasir::dispatch {
@@ -62,6 +63,21 @@ struct Client : TestClient {
   float scale = 1, tolerance = 0;
   Nanos took{};
 };
+
+// Many workers can make a backbone say something at once.
+TEST(Client, LinesAboutWorkersAreLimited) {
+  std::vector<WorkerAddress> nobody;
+  for (std::uint16_t port = 1; port <= 3 * kLogLinesAtOnce; ++port) nobody.push_back({"127.0.0.1", port, {}});
+  const TimePoint begun = monotonic_now();
+  Client client(nobody);
+  ASSERT_TRUE(client.round(3, 8));  // all have been tried by then
+  EXPECT_TRUE(client.wait_for([&] {
+    const std::lock_guard lock(client.mutex);
+    return client.lines.size() >= kLogLinesAtOnce;
+  }, 20s));
+  const std::lock_guard lock(client.mutex);
+  EXPECT_LE(client.lines.size(), kLogLinesAtOnce + static_cast<std::size_t>((monotonic_now() - begun) / kLogLineEvery) + 1);
+}
 
 TEST(ParseWorkers, ReadsLinksAndSaysWhatIsWrong) {
   const std::string print(64, 'a');

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/log_limit.h"
 #include "dispatch/client/link.h"
 #include "dispatch/core/fleet.h"
 #include "dispatch/core/hot_set.h"
@@ -113,8 +114,10 @@ struct Shared {
         hot(options.local == LocalPolicy::kFallback ? options.hot_bytes_max : 0),
         bell(std::move(bell_in)) {}
 
-  void log(const std::string& line) const {
-    if (options.log) options.log(line);
+  // Within a bound: what workers do causes its lines.
+  void log(const std::string& line) {
+    if (!options.log) return;
+    if (const auto note = lines.take(monotonic_now())) options.log(line + *note);
   }
 
   wire::Hello hello(const WorkerAddress& worker) const {
@@ -134,6 +137,7 @@ struct Shared {
   const Options options;
   const bool remote;  // workers may be asked: there is a background thread
   AtomicStats stats;
+  LogLimit lines;
 
   std::mutex mutex;  // guards what follows up to the bell
   Fleet fleet;

@@ -44,6 +44,24 @@ TEST(Tokens, ExpiryAndRevocationActSoon) {
   EXPECT_NE(auth.check(other.text, 150, at(2.1)).error().message.find("revoked"), std::string::npos);
 }
 
+TEST(Tokens, TheCacheKeepsAtMostSoMany) {
+  const auto store = make_memory_store();
+  Authenticator auth(*store);
+  std::string first;
+  for (std::size_t i = 0; i <= kTokenCacheMax; ++i) {
+    const NewToken made = make_token(Scope::kWorker, "", std::nullopt, 100);
+    ASSERT_TRUE(store->put_token(made.record));
+    ASSERT_TRUE(auth.check(made.text, 100, at(0)));
+    ASSERT_EQ(auth.cached(), i == kTokenCacheMax ? 1 : i + 1) << "all are forgotten when there are too many";
+    if (i == 0) first = made.text;
+  }
+  EXPECT_TRUE(auth.check(first, 100, at(0)));
+  // Nobody is remembered for a token that does not exist.
+  const std::size_t cached = auth.cached();
+  for (int i = 0; i < 1000; ++i) EXPECT_FALSE(auth.check(make_token(Scope::kWorker, "", std::nullopt, 100).text, 100, at(0)));
+  EXPECT_EQ(auth.cached(), cached);
+}
+
 TEST(Tokens, ScopesArePermissionsOfTheirOwn) {
   EXPECT_TRUE(permits(Scope::kAdmin, Scope::kWorker));
   EXPECT_TRUE(permits(Scope::kWorker, Scope::kWorker));

@@ -42,6 +42,10 @@ class Authenticator {
   // Blocks on the store. kFixInput: the token is malformed, unknown, wrong, expired or revoked,
   // and the sentence says which of the last two; any other error is the store's.
   Result<Principal> check(std::string_view token, UnixSeconds unix_time, TimePoint now);
+  std::size_t cached() {
+    const std::lock_guard lock(mutex_);
+    return cache_.size();
+  }
 
  private:
   struct Cached {

@@ -36,6 +36,26 @@ TEST(MarketLimits, RangesOfANodeAreCounted) {
   EXPECT_TRUE(market.coverage(beat("w", held), at(0)));
 }
 
+// One token asks again and again, and never says as whom.
+TEST(MarketLimits, ReservationsAreCounted) {
+  MarketOptions options = without_proof();
+  options.experts_min = 1;
+  options.target = 5;
+  Market market(options, seeded(1));
+  ASSERT_TRUE(market.put_model(uniform_model("m", 1, 65'536)));
+  for (std::size_t i = 0; i < kReservationsMax; ++i) {
+    const auto got = market.volunteer(offer_experts(1), at(0));
+    ASSERT_TRUE(got && *got) << i;
+  }
+  EXPECT_EQ(market.reservation_count(), kReservationsMax);
+  const auto refused = market.volunteer(offer_experts(1), at(0));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().action, ErrorAction::kRetryLater);
+  // They end by themselves, and give way to others.
+  EXPECT_TRUE(market.volunteer(offer_experts(1), at(3600)));
+  EXPECT_EQ(market.reservation_count(), 1u);
+}
+
 TEST(MarketLimits, AnAnswerToAVolunteerHasAtMostSoManyRanges) {
   MarketOptions options = without_proof();
   options.experts_min = 1;

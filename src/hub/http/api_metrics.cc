@@ -103,6 +103,8 @@ std::string metrics_text(Hub& hub, TimePoint now) {
   out.counter("kvasir_hub_http_requests_total", "Requests taken.", static_cast<double>(server.requests));
   out.counter("kvasir_hub_http_sent_bytes_total", "Bytes sent of slices and event streams.",
               static_cast<double>(server.bytes_sent));
+  out.gauge("kvasir_hub_relay_waiting", "Workers' sockets that wait at the relay.", static_cast<double>(server.relay.waiting));
+  out.gauge("kvasir_hub_relay_pairs", "Connections that pass the relay.", static_cast<double>(server.relay.pairs));
   out.gauge("kvasir_hub_pages", "Dashboards and terminals that follow.", static_cast<double>(hub.view().followers()));
   out.gauge("kvasir_hub_lines", "Workers with an open line.", static_cast<double>(hub.lines));
   out.process();

@@ -35,6 +35,7 @@ Hub::Hub(HubOptions options, std::unique_ptr<Store> store, std::function<void(co
       instance_(random_hex(4)),
       store_(std::move(store)),
       log_(std::move(log)),
+      request_log_(limited_log(log_)),
       authenticator_(*store_),
       market_(options_.market, random_u64) {}
 

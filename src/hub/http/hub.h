@@ -18,6 +18,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "base/log_limit.h"
 #include "hub/auth/tokens.h"
 #include "hub/core/market.h"
 #include "hub/core/nonces.h"
@@ -92,7 +93,7 @@ class Hub {
   ServerStats server_stats() const;
   bool is_banned(const std::string& worker_id) const;
   void read_bans();
-  void log_error(const Error& error) const { log_(error.message); }
+  void log_error(const Error& error) const { request_log_(error.message); }
   std::mutex nonces_mutex;
   Nonces nonces{std::chrono::seconds(60)};
   // Of this start of this process: counters that begin anew are not taken for old ones.
@@ -110,7 +111,8 @@ class Hub {
   HubOptions options_;
   const std::string instance_;
   std::unique_ptr<Store> store_;
-  std::function<void(const std::string&)> log_;
+  LogFunction log_;          // what the owner's files cause
+  LogFunction request_log_;  // within its bound: what requests cause
   Authenticator authenticator_;
   RelayHostOfHub relay_host_{*this};
   std::optional<net::SigningKey> grant_key_;

@@ -207,6 +207,21 @@ TEST_F(RelayTest, Refusals) {
   EXPECT_EQ(client.get("/api/expert-relay?session=laptop", hub_.worker).status, 426);
 }
 
+// It dials nowhere: a session that looks like an address of this machine, the hub's own port among them,
+// is a name under which nobody waits.
+TEST_F(RelayTest, ReachesNothingButSocketsThatCameToIt) {
+  const std::string own_port = std::to_string(hub_.server->port());
+  for (const std::string& session : {"127.0.0.1:" + own_port, "localhost:" + own_port, own_port, "hub:" + own_port}) {
+    Socket b = dial(hub_.backbone, session);
+    EXPECT_NE(refusal(*b).find("no worker waits"), std::string::npos) << session;
+  }
+  // Where somebody waits under such a name, it is that worker who is reached.
+  Socket w = worker("127.0.0.1:" + own_port), b = dial(hub_.backbone, "127.0.0.1:" + own_port);
+  EXPECT_TRUE(wait_for([&] { return *b->is_open(); }));
+  send(*b, std::as_bytes(std::span("GET /api/admin/nodes HTTP/1.1\r\n\r\n")));
+  EXPECT_EQ(receive(*w, 5).size(), 5u) << "what was sent went to the worker that waits";
+}
+
 // Older clients put the token into the address.
 TEST_F(RelayTest, TheTokenInTheAddress) {
   TestClient client = hub_.client();
@@ -244,6 +259,22 @@ TEST_F(RelayTest, Quotas) {
   pairs.pop_back();
   EXPECT_TRUE(wait_for([&] { return hub_.server->stats().relay.pairs == 3; }));
   pairs.push_back(pair("laptop"));
+}
+
+// Whoever has two tokens can make pairs and drop them all day.
+TEST_F(RelayTest, LinesAboutLostPairsAreLimited) {
+  const TimePoint begun = monotonic_now();
+  std::size_t dropped = 0;
+  for (; dropped < 2 * kLogLinesAtOnce; ++dropped) {
+    auto [w, b] = pair("laptop");
+    w.reset();  // as if it had died
+    EXPECT_NE(ending(*b).find("gone"), std::string::npos);
+  }
+  const auto seconds = static_cast<std::ptrdiff_t>((monotonic_now() - begun) / kLogLineEvery);
+  const std::string log = hub_.log_text();
+  const std::ptrdiff_t n = std::ranges::count(log, '\n');
+  EXPECT_GE(n, std::ptrdiff_t{kLogLinesAtOnce});
+  EXPECT_LE(n, std::ptrdiff_t{kLogLinesAtOnce} + seconds + 8) << "one a second, and those about the model";
 }
 
 // A peer that does not read fills its own pair's buffers and nothing else.

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/log_limit.h"
 #include "hub/http/server.h"
 #include "hub/relay/relay.h"
 
@@ -55,14 +56,14 @@ class Shared {
       : options(std::move(server_options)),
         router(server_router),
         authenticator(server_authenticator),
-        log(std::move(server_log)),
+        log(limited_log(std::move(server_log))),
         address_limiter_(options.per_address),
         token_limiter_(options.per_token) {}
 
   const ServerOptions options;
   const Router& router;
   Authenticator& authenticator;
-  const std::function<void(const std::string&)> log;
+  const LogFunction log;  // within its bound: requests cause its lines
 
   // Handlers wait for the store and for headers of files, readers for the disk: a slow disk
   // does not hold heartbeats up.
