@@ -38,10 +38,11 @@ SANITIZED = os.environ.get("KVASIR_SANITIZE", "") != ""
 # hundred times slower: here they sleep, and llama.cpp has one thread almost everywhere.
 
 # Generous: a machine under load must not turn a pass into a failure. Nothing waits this long
-# when things work.
-START_S = 60
-STOP_S = 20
-RUN_S = 240
+# when things work. KVASIR_TEST_PATIENCE: so many times as long, for a machine that stands still now and then.
+PATIENCE = float(os.environ.get("KVASIR_TEST_PATIENCE", "1"))
+START_S = 60 * PATIENCE
+STOP_S = 20 * PATIENCE
+RUN_S = 240 * PATIENCE
 
 PROMPTS = ["In the beginning", "And the LORD said unto Moses,", "It is a truth universally acknowledged,"]
 
