@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 import unittest
+import zlib
 
 SOURCE = pathlib.Path(os.environ.get("KVASIR_SOURCE_DIR", pathlib.Path(__file__).resolve().parent.parent))
 BUILD = pathlib.Path(os.environ.get("KVASIR_BUILD_DIR", SOURCE / "build"))
@@ -345,7 +346,9 @@ def requantized(type_name):
 
 def synthetic(name, *options):
     """A model with random weights: a difference in the last bit changes its tokens at once."""
-    path = WORK / f"synth-{name}.gguf"
+    # A build folder outlives changes of a model's shape.
+    shape = zlib.crc32(repr(options).encode())
+    path = WORK / f"synth-{name}-{shape:08x}.gguf"
     with _made_once(path) as temporary:
         if temporary:
             run([KVASIR, "synth", *options, "-o", temporary])

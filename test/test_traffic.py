@@ -40,7 +40,7 @@ class Feed:
         return {w["id"]: w["state"] for w in self.last.get("workers", {}).get("workers", [])}
 
     def wait_for(self, what, condition):
-        return harness.wait_until(condition, what, 120)
+        return harness.wait_until(condition, what, 240)
 
 
 class Traffic(Swarm):
@@ -58,7 +58,7 @@ class Traffic(Swarm):
     def test_a_running_backbone_shows_its_traffic(self):
         hub = self.hub()
         self.join(hub, "n", "40M")
-        harness.wait_until(lambda: self.links(hub), "the node to serve", 60)
+        harness.wait_until(lambda: self.links(hub), "the node to serve", 240)
         feed = self.feed(hub)
         self.assertEqual(feed.last.get("traffic", {}).get("rounds", 0), 0)
         server = self.backbone(hub)
@@ -93,7 +93,7 @@ class Traffic(Swarm):
         """Its machine keeps the line to the hub open, and the next heartbeat is far away."""
         hub = self.hub(extra=RARE_HEARTBEATS)
         node = self.join(hub, "n", "40M")
-        harness.wait_until(lambda: self.links(hub), "the node to serve", 60)
+        harness.wait_until(lambda: self.links(hub), "the node to serve", 240)
         feed = self.feed(hub)
         server = self.backbone(hub)
         server.complete("In", 4)
@@ -136,7 +136,7 @@ class CutCable(Swarm):
             asking.close()
             return "kvasir_hub_lines 1\n" in text
 
-        harness.wait_until(lines, "the node's line", 60)
+        harness.wait_until(lines, "the node's line", 240)
         netlab.ip("link", "set", away.outer, "down")
         feed.wait_for("the cable to be missed", lambda: "lost" in feed.states().values())
         feed.wait_for("the cells to turn", lambda: all(

@@ -53,8 +53,8 @@ class Vulkan(SystemTest):
         print({k: report["tokens"][k] for k in ("greedy", "greedy_same", "places", "argmax_same", "logit_cosine_min")}, report["verdict"])
         self.assertEqual(report["tokens"]["pairs_local"], 0)
         self.assertGreater(report["tokens"]["pairs_remote"], 0)
-        # What the verdict has to follow from.
-        same = report["tokens"]["greedy_same"] == report["tokens"]["greedy"] and report["tokens"]["argmax_same"] == report["tokens"]["places"]
+        # What the verdict has to follow from: the most likely token after each text, near ties or not.
+        same = report["tokens"]["argmax_same"] == report["tokens"]["places"]
         self.assertEqual(report["verdict"], "accepted" if same else "refused")
 
 

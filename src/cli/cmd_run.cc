@@ -160,7 +160,7 @@ void add_run(CLI::App& app, int& exit_code) {
   command->add_option("--ca-file", options->ca_file, "PEM certificate of a hub that signed its own");
   command->add_option("--workers", options->workers, "LINK,LINK,… as workers print them, instead of a hub (or KVASIR_WORKERS)");
   command->add_option("--listen", options->listen, "[HOST:]PORT of the OpenAI API (default: 127.0.0.1:8080)");
-  command->add_option("--numerics", options->numerics, "exact, invariant or fast (default: exact)");
+  command->add_option("--numerics", options->numerics, "numeric class: exact, invariant or fast (default: exact)");
   command->add_option("--local", options->local, "experts that no worker answers for: fallback, never or only (default: fallback)");
   command->add_option("--replica", options->replica, "where the experts for that lie: mmap, ram or none (default: mmap; none for a backbone file)");
   command->add_flag("--show", options->show, "print the command and its variables, and start nothing");

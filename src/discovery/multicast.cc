@@ -54,6 +54,8 @@ Result<Server> make_server(AvahiSimplePoll* poll, bool publishes, Family family,
   config.publish_addresses = publishes ? 1 : 0;
   config.enable_wide_area = 0;
   config.use_ipv6 = family == Family::kBoth ? 1 : 0;
+  // Who listens on IPv4 alone is not to be looked for at the machine's other addresses.
+  config.publish_aaaa_on_ipv4 = config.use_ipv6;
   // What is said on loopback is an address of no use to others; this machine hears its own multicast anyway.
   config.deny_interfaces = avahi_string_list_add(config.deny_interfaces, "lo");
   int code = 0;
