@@ -189,7 +189,8 @@ class TlsStream final : public Stream {
  public:
   explicit TlsStream(std::unique_ptr<Stream> lower) : Stream(Fd()), below_{.stream = std::move(lower), .error = {}} {}
 
-  Status init(const TlsContext& context, const Fingerprint* pinned) {
+  // A client knows the server's fingerprint or its name; a server neither.
+  Status init(const TlsContext& context, const Fingerprint* pinned, const std::string* host = nullptr) {
     ERR_clear_error();
     ssl_.reset(SSL_new(context.get()));
     if (!ssl_) return tls_failed("cannot make a TLS connection");
@@ -210,6 +211,10 @@ class TlsStream final : public Stream {
       // A session that cannot be used costs nothing: the handshake is then a full one.
       if (const auto session = sessions_ ? sessions_->take(*pinned) : nullptr)
         SSL_set_session(ssl_.get(), session.get());
+    } else if (host != nullptr) {
+      host_ = *host;
+      SSL_set_connect_state(ssl_.get());
+      KVASIR_TRY(expect_host());
     } else {
       SSL_set_accept_state(ssl_.get());
     }
@@ -308,6 +313,16 @@ class TlsStream final : public Stream {
 
  private:
   Stream& lower() const { return *below_.stream; }
+
+  Status expect_host() {
+    if (X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl_.get()), host_.c_str()) == 1) return {};
+    ERR_clear_error();
+    // The last is what OpenSSL's macro for the name in the greeting does.
+    if (SSL_set1_host(ssl_.get(), host_.c_str()) != 1 ||
+        SSL_ctrl(ssl_.get(), SSL_CTRL_SET_TLSEXT_HOSTNAME, TLSEXT_NAMETYPE_host_name, host_.data()) != 1)
+      return tls_failed("cannot make a TLS connection");
+    return {};
+  }
   bool own_output() const { return output_at_ < output_.size(); }
 
   // true when the handshake is done.
@@ -333,6 +348,12 @@ class TlsStream final : public Stream {
       return retry_elsewhere(std::format("the worker's certificate is {} and not the pinned {}; "
                                          "if its identity was renewed, use its new link.",
                                          format_fingerprint(*pin_.refused), format_fingerprint(pin_.expected)));
+    }
+    if (const long verdict = SSL_get_verify_result(ssl_.get()); !host_.empty() && verdict != X509_V_OK) {
+      ERR_clear_error();
+      return fix_input(std::format("'{}' shows a certificate that cannot be verified ({}); give its authority's "
+                                   "certificate if it is its own.",
+                                   host_, X509_verify_cert_error_string(verdict)));
     }
     if (below_.error) {
       ERR_clear_error();
@@ -371,6 +392,7 @@ class TlsStream final : public Stream {
   Below below_;
   std::shared_ptr<TlsSessions> sessions_;
   Pin pin_;
+  std::string host_;  // empty: known by its fingerprint, or a client
   Bytes output_;  // records not sent yet start at output_at_; at most one batch
   std::size_t output_at_ = 0;
   Bytes staging_;
@@ -380,10 +402,10 @@ class TlsStream final : public Stream {
   bool write_awaits_input_ = false;
 };
 
-Result<std::shared_ptr<SSL_CTX>> make_context(const SSL_METHOD* method) {
+Result<std::shared_ptr<SSL_CTX>> make_context(const SSL_METHOD* method, int version_min = TLS1_3_VERSION) {
   ERR_clear_error();
   std::shared_ptr<SSL_CTX> context(SSL_CTX_new(method), SSL_CTX_free);
-  if (!context || SSL_CTX_set_min_proto_version(context.get(), TLS1_3_VERSION) != 1 ||
+  if (!context || SSL_CTX_set_min_proto_version(context.get(), version_min) != 1 ||
       // AES-128 first: the fastest where AES instructions exist, and they nearly always do.
       SSL_CTX_set_ciphersuites(context.get(),
                                "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256") != 1 ||
@@ -396,9 +418,9 @@ Result<std::shared_ptr<SSL_CTX>> make_context(const SSL_METHOD* method) {
 }
 
 Result<std::unique_ptr<Stream>> make_stream(std::unique_ptr<Stream> lower, const TlsContext& context,
-                                            const Fingerprint* pinned) {
+                                            const Fingerprint* pinned, const std::string* host = nullptr) {
   auto stream = std::make_unique<TlsStream>(std::move(lower));
-  KVASIR_TRY(stream->init(context, pinned));
+  KVASIR_TRY(stream->init(context, pinned, host));
   return stream;
 }
 
@@ -421,6 +443,17 @@ Result<TlsContext> TlsContext::client() {
   return TlsContext(std::move(context), std::make_shared<TlsSessions>());
 }
 
+Result<TlsContext> TlsContext::client_by_authorities(const std::string& ca_file) {
+  KVASIR_ASSIGN(std::shared_ptr<SSL_CTX> context, make_context(TLS_client_method(), TLS1_2_VERSION));
+  SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER, nullptr);
+  const int found = ca_file.empty() ? SSL_CTX_set_default_verify_paths(context.get())
+                                    : SSL_CTX_load_verify_file(context.get(), ca_file.c_str());
+  if (found != 1)
+    return fix_input(std::format("the certificates in '{}' cannot be read: {}.",
+                                 ca_file.empty() ? "the system's store" : ca_file, openssl_error_text()));
+  return TlsContext(std::move(context), nullptr);
+}
+
 Result<std::unique_ptr<Stream>> make_tls_server_stream(std::unique_ptr<Stream> lower, const TlsContext& context) {
   return make_stream(std::move(lower), context, nullptr);
 }
@@ -436,6 +469,11 @@ Result<std::unique_ptr<Stream>> make_tls_client_stream(std::unique_ptr<Stream> l
 
 Result<std::unique_ptr<Stream>> make_tls_client_stream(Fd fd, const TlsContext& context, const Fingerprint& pinned) {
   return make_tls_client_stream(make_plain_stream(std::move(fd)), context, pinned);
+}
+
+Result<std::unique_ptr<Stream>> make_tls_client_stream(std::unique_ptr<Stream> lower, const TlsContext& context,
+                                                       const std::string& host) {
+  return make_stream(std::move(lower), context, nullptr, &host);
 }
 
 std::optional<TlsState> tls_state(const Stream& stream) {

@@ -1,79 +1,44 @@
-// The WebSocket by Beast, its TLS by Asio. Both want an event loop; here each stream has one of
-// its own that nobody runs: whoever reads or writes turns it until nothing more can be done
-// without waiting, and polls the socket like that of any other stream.
+// A WebSocket over any stream: the handshakes by Beast's HTTP parser, the frames by
+// websocket_frames.h. Whoever reads or writes moves it on; it owns no thread and no event loop.
+//
+// What a writer gives leaves from its memory, behind a header of ours, unless it must be masked;
+// what a reader asks for is received into its memory. A relayed connection costs its ends no
+// pass over the bytes that a direct one would not (docs/decisions/0005-relay-frames.md).
 
 #include "net/websocket.h"
 
-#include <fcntl.h>
-#include <openssl/evp.h>
+#include <openssl/rand.h>
 #include <poll.h>
-#include <sys/socket.h>
 
-#include <boost/asio.hpp>
-#include <boost/asio/ssl.hpp>
-#include <boost/beast/core.hpp>
-#include <boost/beast/http.hpp>
-#include <boost/beast/websocket.hpp>
-#include <boost/beast/websocket/ssl.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/string_body.hpp>
 #include <cstring>
 #include <format>
+#include <optional>
+#include <vector>
 
 #include "base/bytes.h"
+#include "net/openssl_error.h"
+#include "net/tls.h"
+#include "net/websocket_frames.h"
+#include "net/websocket_handshake.h"
 
 namespace kvasir::net {
 
-namespace asio = boost::asio;
-namespace beast = boost::beast;
-namespace http = beast::http;
-namespace websocket = beast::websocket;
-using Tcp = asio::ip::tcp;
-using SystemError = boost::system::error_code;
+namespace http = boost::beast::http;
+using websocket::Op;
+using websocket::Parser;
 
 namespace {
 
-constexpr std::size_t kInBytes = 64 << 10;         // read at once
-constexpr std::size_t kOutBytes = 128 << 10;       // taken from a writer at once
-constexpr std::size_t kProxyAnswerBytesMax = 8192;
-constexpr std::size_t kSentenceBytesMax = 300;     // of a hub's refusal that is repeated
-constexpr auto kQuiet = asio::as_tuple(asio::use_awaitable);
-
-std::string base64(std::string_view text) {
-  std::string out(4 * ((text.size() + 2) / 3) + 1, '\0');
-  const int n = EVP_EncodeBlock(reinterpret_cast<unsigned char*>(out.data()),
-                                reinterpret_cast<const unsigned char*>(text.data()), static_cast<int>(text.size()));
-  out.resize(static_cast<std::size_t>(n));
-  return out;
-}
-
-// Everything but letters, digits and -._~ as %XX.
-std::string url_encoded(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    const bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' ||
-                       c == '.' || c == '_' || c == '~';
-    if (plain) out += c;
-    else out += std::format("%{:02X}", static_cast<unsigned char>(c));
-  }
-  return out;
-}
-
-// The hub's sentence in {"error":"…"}, or nothing.
-std::string sentence_of(const std::string& body) {
-  constexpr std::string_view kBefore = R"("error":")";
-  const std::size_t at = body.find(kBefore);
-  if (at == std::string::npos) return {};
-  const std::size_t begin = at + kBefore.size(), end = body.find('"', begin);
-  std::string out = body.substr(begin, std::min(end - begin, kSentenceBytesMax));
-  const bool plain = std::ranges::all_of(out, [](unsigned char c) { return c >= 0x20 && c != 0x7f && c != '\\'; });
-  return plain ? out : std::string();
-}
-
-Error refused_by(unsigned status, const std::string& body) {
-  const bool ours = status == 400 || status == 401 || status == 403;
-  std::string sentence = sentence_of(body);
-  if (sentence.empty()) sentence = std::format("it answered with status {}; is it a hub of this version?", status);
-  return {ours ? ErrorAction::kFixInput : ErrorAction::kRetryLater, "the relay refuses: " + sentence};
-}
+constexpr std::size_t kAnswerBytesMax = 8192;    // of a proxy or hub, before the WebSocket
+constexpr std::size_t kMaskedBytes = 128 << 10;  // masked at once
+constexpr std::size_t kPartsMax = 16;            // written at once
+// Past this, a frame's header is received by a call of its own, and the payload where it belongs.
+constexpr std::size_t kApartBytes = 32 << 10;
+constexpr std::size_t kLookBytes = 64;  // received by somebody who only looks
+constexpr websocket::MaskKey kNoMask{};
 
 }  // namespace
 
@@ -81,243 +46,379 @@ struct RelayDialer::Plan {
   RelayUrl url;
   std::optional<HttpProxy> proxy;
   std::string token;
-  std::shared_ptr<asio::ssl::context> tls;  // of https
+  std::optional<TlsContext> tls;  // of https
 };
 
-template <typename Layer>
-class BeastStream final : public WebSocketStream {
-  static constexpr bool kTls = !std::is_same_v<Layer, Tcp::socket>;
+class RelayedStream final : public WebSocketStream {
   using Plan = RelayDialer::Plan;
+  using Payload = RelayDialer::Payload;
 
  public:
-  BeastStream(Fd fd, std::shared_ptr<const Plan> plan, std::string_view session)
+  RelayedStream(Fd fd, std::shared_ptr<const Plan> plan, std::string_view session, Payload payload)
       : WebSocketStream(Fd()),
         plan_(std::move(plan)),
-        target_("/api/expert-relay?session=" + url_encoded(session)),
-        socket_(make_layer(adopt(std::move(fd), io_), *plan_)) {
-    socket_.set_option(
-        websocket::stream_base::timeout{websocket::stream_base::none(), websocket::stream_base::none(), false});
-    socket_.set_option(websocket::stream_base::decorator([this](websocket::request_type& request) {
-      request.set(http::field::authorization, "Bearer " + plan_->token);
-      request.set(http::field::user_agent, "kvasir");
-    }));
-    socket_.auto_fragment(false);
-    socket_.read_message_max(0);  // a stream of bytes: messages are never gathered
-    socket_.write_buffer_bytes(kOutBytes);
-    socket_.binary(true);
-    asio::co_spawn(io_, open(), asio::detached);
+        target_("/api/expert-relay?session=" + websocket::url_encoded(session)),
+        masks_(payload == Payload::kAnyBytes),
+        lower_(make_plain_stream(std::move(fd))) {
+    if (plan_->proxy) ask_proxy();
+    else ask_hub();
   }
 
   Result<bool> is_open() override {
-    turn();
-    if (error_) return std::unexpected(*error_);
-    return open_;
+    KVASIR_TRY(turn());
+    return phase_ == Phase::kOpen;
   }
 
+  const std::string& moved_to() const override { return moved_to_; }
+
   Result<bool> has_input() override {
-    turn();
-    if (in_at_ < in_end_) return true;
-    if (error_) return std::unexpected(*error_);
+    KVASIR_TRY(turn());
+    while (phase_ == Phase::kOpen && early_at_ == early_.size()) {
+      std::array<std::byte, kLookBytes> some;
+      KVASIR_ASSIGN(const std::size_t n, receive(some));
+      early_.assign(some.begin(), some.begin() + static_cast<std::ptrdiff_t>(n));
+      early_at_ = 0;
+      if (n == 0) break;
+    }
     if (ended_) return retry_later("the relay has closed the connection.");
-    return false;
+    return early_at_ < early_.size();
   }
 
   Result<IoResult> read_some(std::span<std::byte> into) override {
-    if (in_at_ == in_end_) turn();
-    std::size_t total = 0;
-    while (in_at_ < in_end_ && total < into.size()) {
-      const std::size_t n = std::min(in_end_ - in_at_, into.size() - total);
-      std::memcpy(into.data() + total, in_.get() + in_at_, n);
-      in_at_ += n;
-      total += n;
-      if (in_at_ < in_end_) break;
-      start_read();
-      turn();  // now either more is in the buffer, or poll will see it
+    KVASIR_TRY(turn());
+    if (phase_ != Phase::kOpen) return IoResult{IoState::kWouldBlock, 0};
+    std::size_t n = 0;
+    if (early_at_ < early_.size()) {
+      n = std::min(into.size(), early_.size() - early_at_);
+      std::copy_n(early_.begin() + static_cast<std::ptrdiff_t>(early_at_), n, into.begin());
+      early_at_ += n;
+    } else {
+      KVASIR_ASSIGN(n, receive(into));
     }
-    if (total > 0) return IoResult{IoState::kDone, total};
-    if (error_) return std::unexpected(*error_);
+    if (n > 0) return IoResult{IoState::kDone, n};
     return IoResult{ended_ ? IoState::kEnd : IoState::kWouldBlock, 0};
   }
 
   Result<IoResult> write_some(std::span<const iovec> parts) override {
-    if (writing_ || !open_) turn();
-    if (error_) return std::unexpected(*error_);
+    KVASIR_TRY(turn());
+    if (phase_ != Phase::kOpen) return IoResult{IoState::kWouldBlock, 0};
     if (ended_) return retry_elsewhere("the relay has closed the connection.");
-    if (writing_ || !open_) return IoResult{IoState::kWouldBlock, 0};
-    out_.clear();
-    for (const iovec& part : parts) {
-      const std::size_t n = std::min(part.iov_len, kOutBytes - out_.size());
-      const auto* bytes = static_cast<const std::byte*>(part.iov_base);
-      out_.insert(out_.end(), bytes, bytes + n);
-    }
-    if (out_.empty()) return IoResult{IoState::kDone, 0};
-    writing_ = true;
-    socket_.async_write(asio::buffer(out_), [this](const SystemError& error, std::size_t) {
-      writing_ = false;
-      if (error) fail(error);
-    });
-    turn();
-    if (error_) return std::unexpected(*error_);
-    return IoResult{IoState::kDone, out_.size()};
+    KVASIR_ASSIGN(const bool flushed, flush());
+    std::size_t size = 0;
+    for (const iovec& part : parts.first(std::min(parts.size(), kPartsMax))) size += part.iov_len;
+    if (size == 0) return IoResult{IoState::kDone, 0};
+    if (!flushed || closing_) return IoResult{IoState::kWouldBlock, 0};
+    return masks_ ? write_masked(parts, size) : write_bare(parts, size);
   }
 
-  short wants(bool) const override {
-    // While a read is under way it is waited for whatever the caller does: pings want answers.
-    return static_cast<short>((in_at_ == in_end_ ? POLLIN : 0) | (writing_ ? POLLOUT : 0));
+  short wants(bool reading) const override {
+    // Until it is open there are answers to wait for, whatever the caller does.
+    return static_cast<short>(lower_->wants(reading || phase_ != Phase::kOpen) | (own_output() ? POLLOUT : 0));
   }
-  bool buffered_input() const override { return in_at_ < in_end_; }
-  bool buffered_output() const override { return writing_; }
-  bool encrypted() const override { return kTls; }
-  int fd() const override { return const_cast<BeastStream*>(this)->tcp().native_handle(); }
+  bool buffered_input() const override { return early_at_ < early_.size() || lower_->buffered_input(); }
+  bool buffered_output() const override { return own_output() || lower_->buffered_output(); }
+  bool encrypted() const override { return plan_->url.encrypted; }
+  int fd() const override { return lower_->fd(); }
 
   void shutdown() override {
-    if (!open_ || error_ || ended_ || closing_) return;
-    closing_ = true;
-    socket_.async_close(websocket::close_code::normal, [](const SystemError&) {});
-    turn();
+    if (phase_ != Phase::kOpen || error_ || ended_ || std::exchange(closing_, true)) return;
+    // Inside a frame there is no room for the word; the relay sees the connection end.
+    if (frame_left_ > 0) return lower_->shutdown();
+    append(websocket::close_frame(1000, {}, &kNoMask));
+    static_cast<void>(flush());  // best effort: the relay may be gone
   }
 
  private:
-  static Tcp::socket adopt(Fd fd, asio::io_context& io) {
-    sockaddr_storage local{};
-    socklen_t length = sizeof local;
-    ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&local), &length);
-    Tcp::socket socket(io);
-    SystemError ignored;
-    const int duplicate = ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0);  // assign() takes it only if it works
-    socket.assign(local.ss_family == AF_INET6 ? Tcp::v6() : Tcp::v4(), duplicate, ignored);
-    if (ignored && duplicate >= 0) ::close(duplicate);
-    if (!ignored) socket.native_non_blocking(true, ignored);
-    return socket;
+  enum class Phase { kProxy, kHub, kOpen };
+
+  // --- before it is open -----------------------------------------------------------------
+
+  void append(ByteSpan bytes) { out_.insert(out_.end(), bytes.begin(), bytes.end()); }
+  void append(std::string_view text) { append(std::as_bytes(std::span(text))); }
+
+  void ask_proxy() {
+    const std::string authority = format_host_port(plan_->url.where);
+    append(websocket::connect_request(authority, plan_->proxy->credentials));
+    phase_ = Phase::kProxy;
+    expect_answer();
+    answer_->skip(true);  // an answer to CONNECT has no body
   }
 
-  static Layer make_layer(Tcp::socket socket, [[maybe_unused]] const Plan& plan) {
-    if constexpr (kTls) return Layer(std::move(socket), *plan.tls);
-    else return socket;
-  }
-
-  Tcp::socket& tcp() { return beast::get_lowest_layer(socket_); }
-
-  // Everything that can be done without waiting.
-  void turn() {
-    io_.restart();
-    try {
-      io_.poll();
-    } catch (const std::exception& thrown) {
-      if (!error_) error_ = Error{ErrorAction::kRetryElsewhere, std::format("the relay's connection broke: {}.", thrown.what())};
-    }
-  }
-
-  void fail(const SystemError& error) {
-    if (error_ || ended_) return;
-    if (error == websocket::error::closed || (closing_ && open_)) {
-      const websocket::close_reason& reason = socket_.reason();
-      if (closing_ || reason.code == websocket::close_code::normal || reason.code == websocket::close_code::none) {
-        ended_ = true;
+  void ask_hub() {
+    phase_ = Phase::kHub;
+    if (plan_->tls) {
+      auto tls = make_tls_client_stream(std::move(lower_), *plan_->tls, plan_->url.where.host);
+      if (!tls) {
+        lower_ = make_plain_stream(Fd());
+        error_ = tls.error();
         return;
       }
-      error_ = Error{ErrorAction::kRetryElsewhere,
-                     std::format("the relay has closed the connection: {}.", std::string_view(reason.reason))};
-      return;
+      lower_ = *std::move(tls);
     }
-    error_ = Error{ErrorAction::kRetryElsewhere, std::format("the connection to the relay was lost: {}.", error.message())};
+    key_ = websocket::make_key();
+    append(websocket::upgrade_request(target_, format_host_port(plan_->url.where), key_, plan_->token));
+    expect_answer();
   }
 
-  void start_read() {
-    in_at_ = in_end_ = 0;
-    if (!in_) in_ = std::make_unique_for_overwrite<std::byte[]>(kInBytes);
-    socket_.async_read_some(asio::buffer(in_.get(), kInBytes), [this](const SystemError& error, std::size_t n) {
-      in_end_ = n;
-      if (error) fail(error);
-      else if (n == 0) start_read();  // the end of a message
-    });
+  void expect_answer() {
+    answer_.emplace();
+    answer_->header_limit(kAnswerBytesMax);
+    answer_->body_limit(kAnswerBytesMax);
   }
 
-  asio::awaitable<void> open() {
-    if (!tcp().is_open()) {
-      error_ = Error{ErrorAction::kRetryLater, "no descriptor is left for a connection to the relay; raise ulimit -n."};
-      co_return;
+  // Everything that can be done without waiting; the error, once there is one.
+  Status turn() {
+    while (!error_ && phase_ != Phase::kOpen) {
+      const Result<bool> more = step();
+      if (!more) error_ = more.error();
+      else if (!*more) break;
     }
-    if (plan_->proxy && !co_await connect_through_proxy()) co_return;
-    const std::string host = plan_->url.where.host;
-    if constexpr (kTls) {
-      auto& tls = socket_.next_layer();
-      SystemError refused;
-      tls.set_verify_mode(asio::ssl::verify_peer, refused);
-      tls.set_verify_callback(asio::ssl::host_name_verification(host), refused);
-      asio::ip::make_address(host, refused);
-      // What OpenSSL's macro of that purpose does; a name, no address.
-      std::string name = host;
-      if (refused) SSL_ctrl(tls.native_handle(), SSL_CTRL_SET_TLSEXT_HOSTNAME, TLSEXT_NAMETYPE_host_name, name.data());
-      const auto [error] = co_await tls.async_handshake(asio::ssl::stream_base::client, kQuiet);
-      if (error) {
-        const long verdict = SSL_get_verify_result(tls.native_handle());
-        error_ = verdict != X509_V_OK
-                     ? Error{ErrorAction::kFixInput,
-                             std::format("the relay '{}' shows a certificate that cannot be verified ({}); give its "
-                                         "authority's certificate if it is its own.",
-                                         host, X509_verify_cert_error_string(verdict))}
-                     : Error{ErrorAction::kRetryElsewhere,
-                             std::format("TLS with the relay '{}' failed: {}.", host, error.message())};
-        co_return;
-      }
-    }
-    websocket::response_type response;
-    const std::string authority = format_host_port(plan_->url.where);
-    const auto [error] = co_await socket_.async_handshake(response, authority, target_, kQuiet);
-    if (error == websocket::error::upgrade_declined) {
-      error_ = refused_by(response.result_int(), response.body());
-    } else if (error) {
-      error_ = Error{ErrorAction::kRetryElsewhere, std::format("the relay '{}' did not open the connection: {}.", host,
-                                                               error.message())};
+    if (error_) return std::unexpected(*error_);
+    return {};
+  }
+
+  // A step towards an open WebSocket; false: the peer's turn.
+  Result<bool> step() {
+    const std::string name = phase_ == Phase::kProxy ? "proxy " + format_host_port(plan_->proxy->where)
+                                                     : "relay '" + plan_->url.where.host + "'";
+    const auto broke = [&](const Error& error) {
+      if (error.action == ErrorAction::kFixInput)
+        return std::unexpected(Error{error.action, "the relay " + error.message});
+      return std::unexpected(Error{ErrorAction::kRetryElsewhere,
+                                   std::format("the {} did not open the connection: {}", name, error.message)});
+    };
+    if (const Result<bool> sent = flush(); !sent) return broke(sent.error());
+    else if (!*sent) return false;
+    std::array<std::byte, 1024> some;
+    const Result<IoResult> got = lower_->read_some(some);
+    if (!got) return broke(got.error());
+    if (got->state == IoState::kWouldBlock) return false;
+    boost::system::error_code error;
+    if (got->state == IoState::kEnd) {
+      answer_->put_eof(error);
+      if (!answer_->is_done()) return broke(Error{ErrorAction::kRetryElsewhere, "it closed it."});
     } else {
-      open_ = true;
-      start_read();
+      unparsed_.append(reinterpret_cast<const char*>(some.data()), got->bytes);
+      while (!unparsed_.empty() && !error && !answer_->is_done()) {
+        const std::size_t n = answer_->put(boost::asio::buffer(unparsed_), error);
+        unparsed_.erase(0, n);
+        if (n == 0) break;
+      }
+      if (error == http::error::need_more) error = {};
+      if (error || unparsed_.size() > kAnswerBytesMax)
+        return broke(Error{ErrorAction::kRetryElsewhere, "what it says is not HTTP."});
+      if (!answer_->is_done()) return true;
     }
+    return on_answer(name);
   }
 
-  // false: error_ is set.
-  asio::awaitable<bool> connect_through_proxy() {
-    const HttpProxy& proxy = *plan_->proxy;
-    const std::string authority = format_host_port(plan_->url.where);
-    http::request<http::empty_body> request(http::verb::connect, authority, 11);
-    request.set(http::field::host, authority);
-    request.set(http::field::user_agent, "kvasir");
-    if (!proxy.credentials.empty())
-      request.set(http::field::proxy_authorization, "Basic " + base64(proxy.credentials));
-    const auto [sent, n_sent] = co_await http::async_write(tcp(), request, kQuiet);
-    beast::flat_buffer buffer(kProxyAnswerBytesMax);
-    http::response_parser<http::empty_body> answer;
-    answer.skip(true);  // an answer to CONNECT has no body
-    answer.header_limit(kProxyAnswerBytesMax);
-    SystemError failed = sent;
-    if (!failed) {
-      const auto [read, n_read] = co_await http::async_read_header(tcp(), buffer, answer, kQuiet);
-      failed = read;
+  Result<bool> on_answer(const std::string& name) {
+    const http::response<http::string_body>& answer = answer_->get();
+    const unsigned status = answer.result_int();
+    if (phase_ == Phase::kProxy) {
+      if (status != 200)
+        return std::unexpected(Error{status == 407 ? ErrorAction::kFixInput : ErrorAction::kRetryLater,
+                                     std::format("the {} refuses to connect to {}: status {}.", name,
+                                                 format_host_port(plan_->url.where), status)});
+      if (!unparsed_.empty()) return retry_elsewhere(std::format("the {} speaks before it is asked.", name));
+      ask_hub();
+      if (error_) return std::unexpected(*error_);
+      return true;
     }
-    const std::string name = format_host_port(proxy.where);
-    if (failed) {
-      error_ = Error{ErrorAction::kRetryElsewhere, std::format("the proxy {} broke off: {}.", name, failed.message())};
-      co_return false;
+    if (status == static_cast<unsigned>(http::status::temporary_redirect)) {
+      const std::string where = answer[http::field::location];
+      const std::size_t end = where.find("/api/");
+      if (end != std::string::npos && parse_relay_url(where.substr(0, end))) moved_to_ = where.substr(0, end);
+      return retry_later("the relay says: " + websocket::sentence_of(answer.body()));
     }
-    const unsigned status = answer.get().result_int();
-    if (status != 200) {
-      error_ = Error{status == 407 ? ErrorAction::kFixInput : ErrorAction::kRetryLater,
-                     std::format("the proxy {} refuses to connect to {}: status {}.", name, authority, status)};
-      co_return false;
-    }
-    co_return true;
+    if (status != static_cast<unsigned>(http::status::switching_protocols))
+      return std::unexpected(websocket::refused_by(status, answer.body()));
+    if (answer[http::field::sec_websocket_accept] != websocket::accept_of(key_))
+      return retry_elsewhere(std::format("the {} did not open the connection: it does not speak WebSocket.", name));
+    phase_ = Phase::kOpen;
+    answer_.reset();
+    // Frames may have come along with the answer.
+    Bytes frames(unparsed_.size());
+    std::memcpy(frames.data(), unparsed_.data(), frames.size());
+    unparsed_.clear();
+    KVASIR_ASSIGN(const std::size_t n, take_frames(frames));
+    early_.assign(frames.begin(), frames.begin() + static_cast<std::ptrdiff_t>(n));
+    return true;
   }
 
-  // Nobody but the caller of a stream turns its loop: no locks inside.
-  asio::io_context io_{BOOST_ASIO_CONCURRENCY_HINT_UNSAFE};
+  // --- reading ---------------------------------------------------------------------------
+
+  // Payload bytes at the front of `into`; 0: none for now, or the end.
+  Result<std::size_t> receive(std::span<std::byte> into) {
+    while (!ended_) {
+      // Inside a frame no further than its end: the next header would only be in the way.
+      std::span<std::byte> room = into;
+      if (parser_.payload_left() > 0) room = room.first(std::min<std::uint64_t>(room.size(), parser_.payload_left()));
+      else if (parser_.last_payload_bytes() >= kApartBytes)
+        room = room.first(std::min(room.size(), kServerHeaderBytes));
+      const Result<IoResult> got = lower_->read_some(room);
+      if (!got) return lost(got.error().message);
+      if (got->state == IoState::kWouldBlock) break;
+      if (got->state == IoState::kEnd) {
+        if (!closing_) return lost("it ended.");
+        ended_ = true;
+        break;
+      }
+      KVASIR_ASSIGN(const std::size_t n, take_frames(room.first(got->bytes)));
+      if (n > 0) return n;
+    }
+    return 0;
+  }
+
+  // Moves payloads to the front, answers what wants an answer.
+  Result<std::size_t> take_frames(std::span<std::byte> bytes) {
+    std::byte* const front = bytes.data();
+    std::size_t n = 0;
+    while (!ended_) {
+      auto piece = parser_.next(bytes);
+      if (!piece) return std::unexpected(*(error_ = piece.error()));
+      if (!*piece) break;
+      if ((*piece)->is_control()) {
+        KVASIR_TRY(on_control(**piece));
+        continue;
+      }
+      const std::span<std::byte> payload = (*piece)->payload;
+      if (payload.data() != front + n) std::memmove(front + n, payload.data(), payload.size());
+      n += payload.size();
+    }
+    return n;
+  }
+
+  Status on_control(const Parser::Piece& piece) {
+    if (piece.op == Op::kPing) {
+      if (!closing_) after_frame(websocket::control_frame(Op::kPong, piece.payload, &kNoMask));
+      return flush_quietly();
+    }
+    if (piece.op != Op::kClose) return {};
+    const websocket::CloseReason reason = websocket::parse_close(piece.payload);
+    if (!std::exchange(closing_, true)) {
+      after_frame(websocket::close_frame(reason.code == 1005 ? 1000 : reason.code, {}, &kNoMask));
+      static_cast<void>(flush());  // the relay knows already
+      if (reason.code != 1000 && reason.code != 1005)
+        return std::unexpected(
+            *(error_ = Error{ErrorAction::kRetryElsewhere,
+                             std::format("the relay has closed the connection: {}.", plain(reason.reason))}));
+    }
+    ended_ = true;
+    return {};
+  }
+
+  static std::string plain(std::string text) {
+    std::erase_if(text, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+    return text;
+  }
+
+  std::unexpected<Error> lost(const std::string& why) {
+    error_ = Error{ErrorAction::kRetryElsewhere, std::format("the connection to the relay was lost: {}", why)};
+    return std::unexpected(*error_);
+  }
+
+  // --- writing ---------------------------------------------------------------------------
+
+  bool own_output() const { return out_at_ < out_.size(); }
+
+  // A control frame goes between frames of data.
+  void after_frame(ByteSpan frame) {
+    if (frame_left_ == 0) append(frame);
+    else controls_.insert(controls_.end(), frame.begin(), frame.end());
+  }
+
+  // Sends what is ours: true when none of it is left.
+  Result<bool> flush() {
+    while (own_output()) {
+      const iovec rest{out_.data() + out_at_, out_.size() - out_at_};
+      const Result<IoResult> sent = lower_->write_some({&rest, 1});
+      if (!sent) {
+        if (phase_ != Phase::kOpen) return std::unexpected(sent.error());
+        return lost(sent.error().message);
+      }
+      if (sent->state != IoState::kDone) return false;
+      out_at_ += sent->bytes;
+    }
+    out_.clear();
+    out_at_ = 0;
+    if (lower_->buffered_output()) KVASIR_TRY(lower_->write_some({}));
+    return true;
+  }
+  Status flush_quietly() {
+    KVASIR_TRY(flush());
+    return {};
+  }
+
+  // A frame's header from our memory, its payload from the caller's. What the socket does not
+  // take of the payload the caller gives again: the frame then goes on.
+  Result<IoResult> write_bare(std::span<const iovec> parts, std::size_t size) {
+    std::array<iovec, kPartsMax + 1> all;
+    std::size_t n = 0, header = 0;
+    if (frame_left_ == 0) {
+      frame_left_ = size;
+      header = websocket::encode_header(header_, Op::kBinary, true, size, &kNoMask);
+      all[n++] = {header_.data(), header};
+    }
+    std::size_t left = frame_left_;
+    for (std::size_t i = 0; i < std::min(parts.size(), kPartsMax) && left > 0; ++i) {
+      const std::size_t taken = std::min(left, parts[i].iov_len);
+      all[n++] = {parts[i].iov_base, taken};
+      left -= taken;
+    }
+    const Result<IoResult> sent = lower_->write_some(std::span(all).first(n));
+    if (!sent) return lost(sent.error().message);
+    const std::size_t bytes = sent->state == IoState::kDone ? sent->bytes : 0;
+    if (bytes == 0) {
+      if (header > 0) frame_left_ = 0;  // nothing of it has left: the next one may be another
+      return IoResult{IoState::kWouldBlock, 0};
+    }
+    if (bytes < header) append(ByteSpan(header_).subspan(bytes, header - bytes));
+    const std::size_t payload = bytes - std::min(bytes, header);
+    frame_left_ -= payload;
+    if (frame_left_ == 0 && !controls_.empty()) {
+      append(std::exchange(controls_, {}));
+      KVASIR_TRY(flush());
+    }
+    return payload > 0 ? IoResult{IoState::kDone, payload} : IoResult{IoState::kWouldBlock, 0};
+  }
+
+  Result<IoResult> write_masked(std::span<const iovec> parts, std::size_t size) {
+    size = std::min(size, kMaskedBytes);
+    websocket::MaskKey key;
+    RAND_bytes(reinterpret_cast<unsigned char*>(key.data()), key.size());
+    const std::size_t header = websocket::encode_header(header_, Op::kBinary, true, size, &key);
+    append(ByteSpan(header_).first(header));
+    const std::size_t begin = out_.size();
+    for (const iovec& part : parts) {
+      const std::size_t n = std::min(part.iov_len, size - (out_.size() - begin));
+      append(ByteSpan(static_cast<const std::byte*>(part.iov_base), n));
+    }
+    websocket::mask(std::span(out_).subspan(begin), key, 0);
+    KVASIR_TRY(flush());
+    return IoResult{IoState::kDone, size};
+  }
+
+  static constexpr std::size_t kServerHeaderBytes = 10;  // of a frame past 64 KiB
+
   const std::shared_ptr<const Plan> plan_;
   const std::string target_;
-  websocket::stream<Layer, /*deflate*/ false> socket_;
-  std::unique_ptr<std::byte[]> in_;
-  std::size_t in_at_ = 0, in_end_ = 0;  // unread bytes; none: a read is under way
-  Bytes out_;                           // being written
-  bool writing_ = false, open_ = false, closing_ = false, ended_ = false;
+  const bool masks_;
+  std::unique_ptr<Stream> lower_;
+  Phase phase_ = Phase::kHub;
+  std::string key_;
+  std::optional<http::response_parser<http::string_body>> answer_;
+  std::string unparsed_;  // of the answer
+  Parser parser_{Parser::From::kServer};
+  Bytes early_;  // payload that came before anybody asked for it
+  std::size_t early_at_ = 0;
+  Bytes out_;  // ours, not sent yet from out_at_ on
+  std::size_t out_at_ = 0;
+  websocket::HeaderBytes header_{};
+  std::uint64_t frame_left_ = 0;  // of a bare frame's payload
+  Bytes controls_;                // that wait for its end
+  std::string moved_to_;
+  bool closing_ = false, ended_ = false;
   std::optional<Error> error_;
 };
 
@@ -330,16 +431,20 @@ Result<RelayDialer> RelayDialer::create(const RelayOptions& options) {
   plan->token = options.token;
   if (plan->url.encrypted) {
     KVASIR_ASSIGN(plan->proxy, proxy_from_environment(plan->url.where.host));
-    plan->tls = std::make_shared<asio::ssl::context>(asio::ssl::context::tls_client);
-    SystemError error;
-    plan->tls->set_options(asio::ssl::context::default_workarounds | asio::ssl::context::no_tlsv1 |
-                               asio::ssl::context::no_tlsv1_1,
-                           error);
-    if (options.ca_file.empty()) plan->tls->set_default_verify_paths(error);
-    else plan->tls->load_verify_file(options.ca_file, error);
-    if (error)
-      return fix_input(std::format("the certificates in '{}' cannot be read: {}.",
-                                   options.ca_file.empty() ? "the system's store" : options.ca_file, error.message()));
+    KVASIR_ASSIGN(plan->tls, TlsContext::client_by_authorities(options.ca_file));
+  }
+  return RelayDialer(std::move(plan));
+}
+
+Result<RelayDialer> RelayDialer::at(const std::string& url) const {
+  auto plan = std::make_shared<Plan>(*plan_);
+  KVASIR_ASSIGN(plan->url, parse_relay_url(url));
+  if (plan_->url.encrypted && !plan->url.encrypted)
+    return fix_input("a relay sends its clients to one without encryption.");
+  plan->proxy.reset();
+  if (plan->url.encrypted) {
+    KVASIR_ASSIGN(plan->proxy, proxy_from_environment(plan->url.where.host));
+    if (!plan->tls) return fix_input("a relay on this machine sends its clients to one that is not.");
   }
   return RelayDialer(std::move(plan));
 }
@@ -348,14 +453,8 @@ const HostPort& RelayDialer::dial_address() const { return plan_->proxy ? plan_-
 
 bool RelayDialer::through_proxy() const { return plan_->proxy.has_value(); }
 
-Result<std::unique_ptr<WebSocketStream>> RelayDialer::open(Fd fd, std::string_view session) const {
-  try {
-    if (plan_->tls)
-      return std::make_unique<BeastStream<asio::ssl::stream<Tcp::socket>>>(std::move(fd), plan_, session);
-    return std::make_unique<BeastStream<Tcp::socket>>(std::move(fd), plan_, session);
-  } catch (const std::exception& thrown) {  // of Asio: no descriptors, no memory
-    return retry_later(std::format("a connection to the relay cannot be made: {}.", thrown.what()));
-  }
+Result<std::unique_ptr<WebSocketStream>> RelayDialer::open(Fd fd, std::string_view session, Payload payload) const {
+  return std::make_unique<RelayedStream>(std::move(fd), plan_, session, payload);
 }
 
 }  // namespace kvasir::net

@@ -19,6 +19,8 @@ class WebSocketStream : public Stream {
   virtual Result<bool> is_open() = 0;
   // Bytes from the other end are there: nobody sends them before the two are joined.
   virtual Result<bool> has_input() = 0;
+  // After an error: the worker waits at another hub, at this address; or empty.
+  virtual const std::string& moved_to() const = 0;
 
  protected:
   using Stream::Stream;
@@ -35,18 +37,24 @@ class RelayDialer {
  public:
   static Result<RelayDialer> create(const RelayOptions& options);
 
+  // The same at another hub of the group, which the first has named; never less protected.
+  Result<RelayDialer> at(const std::string& url) const;
+
   // Connect here, to the relay or to the proxy before it, and give the socket to open().
   const HostPort& dial_address() const;
   bool through_proxy() const;
+  // What the payload will be. Ciphertext is random already and travels as it is; other bytes are
+  // masked with a random key, as RFC 6455 wants it (docs/decisions/0005-relay-frames.md).
+  enum class Payload { kCiphertext, kAnyBytes };
   // The handshakes (CONNECT, TLS, the WebSocket's) run inside the first reads and writes.
   // kFixInput: the relay refuses us as we are (token, session); kRetryLater: not just now, no
   // worker waits; kRetryElsewhere: the connection failed.
-  Result<std::unique_ptr<WebSocketStream>> open(Fd fd, std::string_view session) const;
+  Result<std::unique_ptr<WebSocketStream>> open(Fd fd, std::string_view session,
+                                                Payload payload = Payload::kAnyBytes) const;
 
  private:
   struct Plan;
-  template <typename Layer>
-  friend class BeastStream;
+  friend class RelayedStream;
   explicit RelayDialer(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {}
   std::shared_ptr<const Plan> plan_;
 };

@@ -63,7 +63,9 @@ void RelayListener::dial(TimePoint now) {
   }
   Result<net::Fd> fd = net::connect_any(addresses_, kRelayConnectMax);
   if (!fd) return note_failure(fd.error(), monotonic_now());
-  Result<std::unique_ptr<net::WebSocketStream>> stream = options_.dialer.open(*std::move(fd), options_.session);
+  using Payload = net::RelayDialer::Payload;
+  const Payload payload = options_.tls ? Payload::kCiphertext : Payload::kAnyBytes;
+  Result<std::unique_ptr<net::WebSocketStream>> stream = options_.dialer.open(*std::move(fd), options_.session, payload);
   if (!stream) return note_failure(stream.error(), monotonic_now());
   waiting_.push_back({.stream = *std::move(stream), .deadline = monotonic_now() + kRelayOpenMax});
   // Until this one is open nothing says that a second would fare better.

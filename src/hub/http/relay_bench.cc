@@ -124,7 +124,7 @@ Ends direct_ends() {
 std::unique_ptr<net::WebSocketStream> dial(const Server& server, const std::string& token, bool wait_open) {
   const std::string url = std::format("http://127.0.0.1:{}", server.port());
   const auto dialer = net::RelayDialer::create({.url = url, .token = token, .ca_file = {}}).value();
-  auto stream = dialer.open(net::connect_to(dialer.dial_address(), kPatience).value(), "bench").value();
+  auto stream = dialer.open(net::connect_to(dialer.dial_address(), kPatience).value(), "bench", net::RelayDialer::Payload::kCiphertext).value();
   while (wait_open && !stream->is_open().value()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return stream;
 }

@@ -1,5 +1,7 @@
 #include "hub/http/server.h"
 
+#include <signal.h>
+
 #include <optional>
 #include <thread>
 
@@ -54,7 +56,15 @@ class HttpServer final : public Server {
                                    shared_->log);
     asio::co_spawn(strand_, accept(), asio::detached);
     asio::co_spawn(io_, watch(), asio::detached);
-    for (int i = 0; i < kSocketThreads; ++i) threads_.emplace_back([this] { io_.run(); });
+    for (int i = 0; i < kSocketThreads; ++i)
+      threads_.emplace_back([this] {
+        // splice() has no flag against it, and a peer may be gone at any moment.
+        sigset_t pipe;
+        sigemptyset(&pipe);
+        sigaddset(&pipe, SIGPIPE);
+        pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
+        io_.run();
+      });
   }
 
   std::uint16_t port() const override { return acceptor_.local_endpoint().port(); }

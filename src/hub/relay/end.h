@@ -9,6 +9,7 @@
 #include <boost/beast/http/message.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "base/clock.h"
@@ -28,12 +29,17 @@ enum class RelayClose : std::uint16_t {
   kIdle = 4412,      // no bytes for a long time
 };
 
+// Of each direction of a pair: what may be on its way from one end to the other.
+inline constexpr std::size_t kRelayChunkBytes = 64 << 10;
+
 class End {
  public:
+  using ErrorCode = boost::system::error_code;
+  // A part of a message, or its end.
   struct Got {
-    boost::system::error_code error;
-    bool closed_in_order = false;  // of an error: a close by the rules of WebSocket
-    std::size_t bytes = 0;
+    ErrorCode error{};
+    bool closed_in_order = false;    // of an error: a close by the rules of WebSocket
+    std::span<std::byte> payload{};  // unmasked; valid until the next read
     bool message_done = false;
     bool binary = true;
   };
@@ -42,19 +48,32 @@ class End {
 
   virtual ~End() = default;
   // The answer 101; the request has been judged already.
-  virtual asio::awaitable<boost::system::error_code> accept(const Request& request) = 0;
-  // At least one byte, or the end of a message, or an error.
-  virtual asio::awaitable<Got> read_some(asio::mutable_buffer into) = 0;
-  virtual asio::awaitable<boost::system::error_code> write_some(asio::const_buffer bytes, bool message_done,
-                                                                bool binary) = 0;
-  // Belongs to a pair from now on: a peer that vanishes is to be noticed within seconds.
+  virtual asio::awaitable<ErrorCode> accept(const Request& request) = 0;
+  // Pings are answered inside. `before_large`: where a large payload is expected it is left in the
+  // socket, for somebody who moves it without reading it (see bare_left).
+  virtual asio::awaitable<Got> read_piece(bool before_large) = 0;
+  virtual asio::awaitable<ErrorCode> write_piece(std::span<const std::byte> payload, bool message_done,
+                                                 bool binary) = 0;
+  // Belongs to a pair from now on: a peer that vanishes is to be noticed within seconds, and
+  // pieces may be of kRelayChunkBytes.
   virtual void watch_closely() = 0;
-  // Another read would not have to wait.
-  virtual bool more_is_here() = 0;
   // Begin at once and end by themselves; on `home`.
   virtual void ping() = 0;
   virtual void close(RelayClose code, std::string reason) = 0;
   virtual void abort() = 0;  // shuts the socket down: every operation fails
+
+  // For bytes that pass by the kernel's hand (relay_splice.h): an end over plain TCP has a
+  // descriptor, others -1.
+  virtual int bare_fd() const = 0;
+  // Payload bytes of the frame under way that are still in the socket and need no unmasking.
+  virtual std::uint64_t bare_left() const = 0;
+  virtual asio::awaitable<ErrorCode> wait_readable() = 0;
+  virtual asio::awaitable<ErrorCode> wait_writable() = 0;
+  // So many of them were taken; whether the message ends there, and its kind.
+  virtual Got took_bare(std::uint64_t bytes) = 0;
+  // The header of a frame whose payload follows from somewhere else; then end_frame().
+  virtual asio::awaitable<ErrorCode> begin_frame(std::uint64_t payload_bytes, bool message_done, bool binary) = 0;
+  virtual void end_frame() = 0;
 
   // Where its operations run; changes once, before the first operation of a pair.
   asio::any_io_executor home;

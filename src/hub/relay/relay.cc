@@ -18,7 +18,6 @@ constexpr auto kQuiet = asio::as_tuple(asio::use_awaitable);
 constexpr auto kWatchInterval = std::chrono::seconds(1);
 constexpr Nanos kStopPatience = std::chrono::milliseconds(500);
 constexpr const char* kStopReason = "the relay stops; dial again";
-constexpr std::size_t kFirstBytes = 256;  // room for what a worker says first; it waits long with it
 
 using PairPtr = std::shared_ptr<RelayPair>;
 
@@ -61,6 +60,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
     if (!owned) return RelayRefusal{503, owned.error().message};
     if (!*owned)
       return RelayRefusal{403, std::format("the session '{}' belongs to another token; choose another.", session)};
+    host_.waits_here(session);
     const std::lock_guard lock(mutex_);
     if (stopping_) return RelayRefusal{503, "the relay is stopping; try again in a moment."};
     if (n_waiting_ >= options_.waiting_max)
@@ -104,6 +104,14 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
   }
 
   // --- backbones ------------------------------------------------------------------------
+
+  std::string find_elsewhere(const std::string& session) override {
+    {
+      const std::lock_guard lock(mutex_);
+      if (waiting_.contains(session)) return {};
+    }
+    return host_.waits_elsewhere(session);
+  }
 
   asio::awaitable<RelaySlotPtr> take_worker(std::string session, std::string token_id, RelayRefusal& refusal) override {
     const auto keep = shared_from_this();
@@ -259,12 +267,10 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
   // --- on a socket's executor ---------------------------------------------------------------
 
   static asio::awaitable<void> serve_worker(std::shared_ptr<RelayImpl> self, RelaySlotPtr slot) {
-    std::array<std::byte, kFirstBytes> first;
-    const End::Got got = co_await slot->end->read_some(asio::buffer(first));
+    const End::Got got = co_await slot->end->read_piece(false);
     if (slot->pair) {
       const PairPtr pair = slot->pair;
-      const PumpEnd end = co_await pump(*pair->worker, *pair->backbone, pair->to_backbone_bytes, pair->moved_ns, got,
-                                        std::span(first).first(got.bytes));
+      const PumpEnd end = co_await pump(*pair->worker, *pair->backbone, pair->to_backbone_bytes, pair->moved_ns, got);
       co_return self->end_pump(pair, *pair->worker, *pair->backbone, end, "worker");
     }
     slot->dead = true;  // whoever has taken it finds out in run_pair
@@ -300,7 +306,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
       self->pairs_.insert(pair);
       if (self->stopping_) close_later(pair->backbone, RelayClose::kRestart, kStopReason);
     }
-    const PumpEnd end = co_await pump(*pair->backbone, *pair->worker, pair->to_worker_bytes, pair->moved_ns, {}, {});
+    const PumpEnd end = co_await pump(*pair->backbone, *pair->worker, pair->to_worker_bytes, pair->moved_ns, {});
     self->end_pump(pair, *pair->backbone, *pair->worker, end, "backbone");
   }
 

@@ -48,6 +48,9 @@ class Relay {
   // A worker's socket after its 101. Returns at once.
   virtual void add_worker(std::shared_ptr<End> worker, std::string session, std::string token_id) = 0;
 
+  // The address of another hub at which that worker waits, if it does not wait here; or empty.
+  // Blocks on the host.
+  virtual std::string find_elsewhere(const std::string& session) = 0;
   // For a backbone before its 101: a waiting socket of that session, after a moment if need be;
   // or null, and `refusal` says why. What was taken is to be given to join() or give_up().
   virtual asio::awaitable<RelaySlotPtr> take_worker(std::string session, std::string token_id,

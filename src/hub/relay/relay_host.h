@@ -46,6 +46,10 @@ class RelayHost {
   // Whether a worker with that token may wait under that name.
   virtual Result<bool> may_serve(const std::string& session, const std::string& token_id) = 0;
   virtual bool is_banned(const std::string& session) = 0;
+  // Where several hubs share a store: a worker waits here; and the address of another hub at
+  // which it said last that it waits, or empty.
+  virtual void waits_here(const std::string& /*session*/) {}
+  virtual std::string waits_elsewhere(const std::string& /*session*/) { return {}; }
   virtual Status record(const std::vector<RelayUse>& uses) = 0;
 };
 

@@ -2,8 +2,6 @@
 // relay only.
 #pragma once
 
-#include <array>
-
 #include "hub/relay/relay.h"
 
 namespace kvasir::hub {
@@ -29,16 +27,13 @@ struct RelaySlot {
   bool dead = false;
 };
 
-// Of one direction of a pair: the bytes on their way from one end to the other.
-inline constexpr std::size_t kRelayChunkBytes = 64 << 10;
-
-// Carries bytes until one end fails, and says which and why. `first`, `got`: what was read from
-// `from` already.
+// Carries bytes until one end fails, and says which and why. `got`: what was read from `from`
+// already.
 struct PumpEnd {
   bool from_failed = true;  // else `to` did
   bool in_order = false;    // closed, rather than lost
 };
-asio::awaitable<PumpEnd> pump(End& from, End& to, std::atomic<std::uint64_t>& bytes, std::atomic<std::int64_t>& moved_ns,
-                              End::Got got, std::span<const std::byte> first);
+asio::awaitable<PumpEnd> pump(End& from, End& to, std::atomic<std::uint64_t>& bytes,
+                              std::atomic<std::int64_t>& moved_ns, End::Got got);
 
 }  // namespace kvasir::hub
