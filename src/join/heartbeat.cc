@@ -40,6 +40,7 @@ Result<nlohmann::json> answer(const nlohmann::json& challenge, const NodeState& 
 Result<std::unique_ptr<Heartbeat>> Heartbeat::start(Options options) {
   KVASIR_ASSIGN(auto client, hub::HubClient::create(options.hub));
   std::unique_ptr<Heartbeat> heartbeat(new Heartbeat(std::move(options), std::move(client)));
+  heartbeat->run_id_ = std::format("{:08x}{:08x}", std::random_device{}(), std::random_device{}());
   heartbeat->thread_ = std::thread([raw = heartbeat.get()] { raw->run(); });
   return heartbeat;
 }
@@ -92,14 +93,41 @@ void Heartbeat::run() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     wake_.wait_for(lock, due, [this] { return stopping_ || changed_; });
-    if (stopping_) return;
+    if (stopping_) break;
     changed_ = false;
     lock.unlock();
     // Nodes that lost the hub at one moment do not all come back at one moment.
     due = beat();
+    if (reachable_) report_service();
     due += due * static_cast<int>(random() % 100) / 1000;
     lock.lock();
   }
+  lock.unlock();
+  if (!reachable_) return;
+  // What came since the last report: this is the last one. One that waited goes first.
+  const bool had_waited = unsent_.has_value();
+  report_service();
+  if (had_waited && !unsent_) report_service();
+}
+
+void Heartbeat::report_service() {
+  if (!options_.served || state().model.empty()) return;
+  if (!unsent_) {
+    auto served = options_.served->take();
+    if (served.empty()) return;
+    unsent_ = Report{std::format("{}-{}", run_id_, n_reports_++), std::move(served)};
+  }
+  nlohmann::json entries = nlohmann::json::array();
+  for (const auto& [backbone, service] : unsent_->served) {
+    nlohmann::json entry = {
+        {"worker_id", options_.worker_id}, {"pairs", service.pairs}, {"rows", service.rows}, {"bytes", service.bytes}};
+    if (!backbone.empty()) entry["backbone"] = backbone;
+    entries.push_back(std::move(entry));
+  }
+  const auto reply = client_->post("/api/contributions", {{"report_id", unsent_->id}, {"entries", entries}});
+  if (!reply || reply->status == 429 || reply->status >= 500) return;  // again after the next beat
+  if (reply->status != 200) options_.warn("the hub does not take the report of what this node served: " + reply->error());
+  unsent_.reset();
 }
 
 nlohmann::json Heartbeat::body_of(const NodeState& state) const {

@@ -1,11 +1,12 @@
 // Tells the hub, on a thread of its own and on time whatever else the process does, what the
-// node holds and where it is; answers the hub's challenges.
+// node holds, where it is and what it has served; answers the hub's challenges.
 #pragma once
 
 #include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "gguf/moe_model.h"
 #include "hub/core/segments.h"
 #include "hub/client/hub_client.h"
+#include "worker/served_ledger.h"
 
 namespace kvasir::join {
 
@@ -37,6 +39,7 @@ class Heartbeat {
     std::string worker_id;
     std::string device;     // what it computes on, for people to read
     std::string advertise;  // host; empty: the address from which the hub is reached
+    std::shared_ptr<worker::ServedLedger> served;  // told to the hub after a beat; may be null
     std::function<void(const std::string&)> log, warn;
   };
   static Result<std::unique_ptr<Heartbeat>> start(Options options);
@@ -62,6 +65,7 @@ class Heartbeat {
   // One beat and the proof it may ask for; when the next is due.
   Nanos beat();
   nlohmann::json body_of(const NodeState& state) const;
+  void report_service();
 
   const Options options_;
   std::unique_ptr<hub::HubClient> client_;
@@ -73,6 +77,13 @@ class Heartbeat {
   std::vector<std::shared_ptr<const gguf::MoeModel>> refused_;  // slices whose proof failed
   std::string local_ip_;  // as the hub was last reached
   bool reachable_ = true;
+  struct Report {
+    std::string id;
+    worker::ServedLedger::ByBackbone served;
+  };
+  std::optional<Report> unsent_;  // under one name until the hub has it, so that nothing counts twice
+  std::string run_id_;
+  std::uint64_t n_reports_ = 0;
   Nanos interval_ = std::chrono::seconds(10);  // as the hub last said
   std::thread thread_;
 };

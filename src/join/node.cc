@@ -113,7 +113,8 @@ class Node {
       KVASIR_ASSIGN(identity_, net::load_or_make_tls_identity(options_.data_dir));
       ticket_ = hub::random_hex(16);
     }
-    KVASIR_ASSIGN(heartbeat_, Heartbeat::start({options_.hub, worker_id_, device_text(options_.device), options_.advertise, options_.log, options_.warn}));
+    KVASIR_ASSIGN(heartbeat_, Heartbeat::start({options_.hub, worker_id_, device_text(options_.device), options_.advertise,
+                                               served_, options_.log, options_.warn}));
     // From here on: the heartbeat's thread keeps its priority, those that compute are made later.
     if (options_.nice != 0) ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), options_.nice);
     KVASIR_ASSIGN(numerics_, ffn::numerics_id(options_.device));
@@ -260,6 +261,7 @@ class Node {
     server_options.software = options_.software;
     server_options.token = ticket_;
     server_options.grants = grant_check();
+    server_options.served = served_;
     server_options.metrics_file = options_.metrics_file;
     if (identity_) {
       KVASIR_ASSIGN(server_options.tls, net::TlsContext::server(*identity_));
@@ -432,6 +434,7 @@ class Node {
   std::optional<SliceCache> cache_;
   std::optional<net::TlsIdentity> identity_;
   wire::NumericsId numerics_;
+  const std::shared_ptr<worker::ServedLedger> served_ = std::make_shared<worker::ServedLedger>();
   std::unique_ptr<Heartbeat> heartbeat_;
   std::unique_ptr<Line> line_;  // gone before the heartbeat
   std::mutex serving_mutex_;  // of serving_, which metrics() reads from another thread

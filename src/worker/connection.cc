@@ -142,7 +142,7 @@ Result<bool> Connection::greet() {
   return true;
 }
 
-Result<void> Connection::check_grant(std::string_view token) const {
+Result<void> Connection::check_grant(std::string_view token) {
   const std::optional<net::TlsState> tls = net::tls_state(*stream_);
   if (!tls) return fix_input("A session grant is taken over TLS only.");
   const GrantCheck& check = *core_.options.grants;
@@ -150,6 +150,7 @@ Result<void> Connection::check_grant(std::string_view token) const {
   const auto now_s = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(now).count());
   KVASIR_ASSIGN(const net::Grant grant, net::check_grant(token, check.hub, check.worker_id, tls->binding, now_s));
   spdlog::debug("{}: granted to backbone {} for model {}", peer_, grant.backbone, grant.model);
+  backbone_ = grant.backbone;
   return {};
 }
 

@@ -50,7 +50,7 @@ class Connection {
 
   Status serve();
   Result<bool> greet();  // false: turned away, or not of our framing
-  Result<void> check_grant(std::string_view token) const;
+  Result<void> check_grant(std::string_view token);
   Status serve_frames();
   Result<bool> read_frames();  // true: more may be there already
   Status wait_for_more();
@@ -71,7 +71,7 @@ class Connection {
   Status run_pending();
   std::shared_ptr<MergeableWork> mergeable(ByteSpan payload);
   Status send_refusal(std::uint64_t request_id, ExecRequest& request, wire::ErrorMessage why);
-  Status send_last_rows(std::uint64_t request_id, const wire::ExecHead& exec, ExecRequest& request, Nanos computed);
+  Status send_last_rows(std::uint64_t request_id, const wire::ExecHead& exec, std::size_t request_bytes, ExecRequest& request, Nanos computed);
   // Part of an answer. Without `wait`, what the socket does not take at once is queued.
   Status send_rows(std::uint64_t request_id, const wire::ExecHead& exec, const ExecRequest::Rows& rows,
                    std::uint32_t total_rows, Nanos computed, bool wait);
@@ -104,6 +104,7 @@ class Connection {
   bool same_numerics_ = false;
   ExecRequest request_;
   std::list<Pending> pending_;
+  std::string backbone_;  // its token id, from its grant
   std::uint64_t n_answered_ = 0;
 
   bool ended_ = false;  // the peer has closed: it wants no answers any more

@@ -72,7 +72,7 @@ Status Connection::run_pending() {
   } else {  // taken along, and done
     MergeableWork& work = *next.work;
     answered = work.refusal ? send_refusal(next.request_id, work.request, *std::move(work.refusal))
-                            : send_last_rows(next.request_id, work.view.head, work.request, work.took);
+                            : send_last_rows(next.request_id, work.view.head, next.bytes().size(), work.request, work.took);
   }
   pending_.pop_front();
   return answered;
@@ -131,11 +131,16 @@ Status Connection::answer(std::uint64_t request_id, ByteSpan payload, ComputeGat
   }
   core_.gate.withdraw(ticket);
   core_.stats.count_compute(n_pairs, took);
-  return send_last_rows(request_id, view->head, request_, took);
+  return send_last_rows(request_id, view->head, payload.size(), request_, took);
 }
 
-Status Connection::send_last_rows(std::uint64_t request_id, const wire::ExecHead& exec, ExecRequest& request, Nanos computed) {
+Status Connection::send_last_rows(std::uint64_t request_id, const wire::ExecHead& exec, std::size_t request_bytes,
+                                  ExecRequest& request, Nanos computed) {
   ++core_.stats.requests;
+  if (core_.options.served) {
+    const std::uint64_t answer_bytes = request.answer_rows() * wire::row_bytes(exec.result_type, exec.n_embd).value_or(0);
+    core_.options.served->add(backbone_, {exec.n_pairs, exec.n_rows, request_bytes + answer_bytes});
+  }
   const Status sent = send_rows(request_id, exec, request.finish(), request.answer_rows(), computed, /*wait=*/true);
   request.release();
   ++n_answered_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -16,6 +17,7 @@
 #include "worker/live_store.h"
 #include "worker/memory_budget.h"
 #include "worker/peer_io.h"
+#include "worker/served_ledger.h"
 #include "worker/slice_store.h"
 #include "worker/worker_stats.h"
 
@@ -35,6 +37,7 @@ struct ServerOptions {
   std::uint64_t memory_bytes = 0;  // for experts; 0: no uploads are taken
   std::string token;  // empty: none is asked for
   std::optional<GrantCheck> grants;
+  std::shared_ptr<ServedLedger> served;  // may be null
   bool raw_framing = false;
   std::optional<std::uint32_t> raw_layer;
   std::optional<net::TlsContext> tls;

@@ -47,6 +47,7 @@ class TestServer {
   // True if every connection ended in time.
   bool stop();
   void begin_stop() { server_->request_stop(); }
+  void adopt(std::unique_ptr<net::Stream> stream, std::string peer) { server_->adopt(std::move(stream), std::move(peer)); }
 
  private:
   std::unique_ptr<Server> server_;

@@ -34,7 +34,7 @@ Response grants(Hub& hub, const Request& request) {
     wanted.insert(id.get<std::string>());
   }
   grant.backbone = request.principal.token_id;
-  grant.expires_unix_s = static_cast<std::uint64_t>(unix_now()) + net::kGrantLife_s;
+  grant.expires_unix_s = static_cast<std::uint64_t>(unix_now()) + hub.options().grant_life_s;
   json out = json::object();
   std::vector<std::pair<std::string, std::string>> known;  // id, model
   hub.with_market([&](Market& market) {
@@ -50,7 +50,7 @@ Response grants(Hub& hub, const Request& request) {
     if (const auto text = net::sign_grant(grant, hub.grant_key())) out[id] = *text;
   }
   Response response;
-  response.text = dump({{"grants", out}, {"expires_in_s", net::kGrantLife_s}});
+  response.text = dump({{"grants", out}, {"expires_in_s", hub.options().grant_life_s}});
   return response;
 }
 

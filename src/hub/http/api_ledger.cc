@@ -3,6 +3,7 @@
 #include <charconv>
 #include <chrono>
 #include <format>
+#include <map>
 
 #include "hub/http/hub.h"
 #include "hub/http/json_input.h"
@@ -13,6 +14,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kEntriesMax = 10'000;  // of one report
+constexpr std::size_t kBackboneIdBytesMax = 64;
 constexpr std::uint64_t kAmountMax = std::uint64_t{1} << 50;
 constexpr std::int64_t kDaysPerAnswerMax = 366;
 
@@ -36,7 +38,7 @@ std::optional<std::int64_t> parse_day(std::string_view text) {
   return std::chrono::sys_days(date).time_since_epoch().count();
 }
 
-Result<std::vector<Contribution>> entries_of(const JsonInput& input, const Request& request) {
+Result<std::vector<Contribution>> entries_of(Hub& hub, const JsonInput& input, const Request& request) {
   std::int64_t day = today();
   KVASIR_ASSIGN(const auto given, input.optional_text("day", 10));
   if (given) {
@@ -51,6 +53,7 @@ Result<std::vector<Contribution>> entries_of(const JsonInput& input, const Reque
     return fix_input(std::format("'entries' must be a list of up to {} objects with worker_id, pairs, rows and bytes.",
                                  kEntriesMax));
   std::vector<Contribution> out;
+  std::map<std::string, bool> backbones;  // named by a worker, and whether they are any
   for (const json& each : *entries) {
     if (!each.is_object()) return fix_input("each entry must be an object with worker_id, pairs, rows and bytes.");
     const JsonInput entry(each);
@@ -64,6 +67,16 @@ Result<std::vector<Contribution>> entries_of(const JsonInput& input, const Reque
     }
     c.reporter = request.principal.token_id;
     c.side = request.principal.scope == Scope::kWorker ? Side::kWorker : Side::kBackbone;
+    KVASIR_ASSIGN(const auto backbone, entry.optional_text("backbone", kBackboneIdBytesMax));
+    out.push_back(c);
+    if (c.side != Side::kWorker || !backbone || backbone->empty()) continue;
+    if (!backbones.contains(*backbone)) {
+      KVASIR_ASSIGN(const auto token, hub.store().find_token(*backbone));
+      backbones[*backbone] = token && permits(token->scope, Scope::kBackbone);
+    }
+    if (!backbones[*backbone]) continue;
+    c.side = Side::kServedTo;
+    c.reporter = *backbone;
     out.push_back(std::move(c));
   }
   return out;
@@ -72,7 +85,7 @@ Result<std::vector<Contribution>> entries_of(const JsonInput& input, const Reque
 Response report(Hub& hub, const Request& request) {
   const auto input = JsonInput::parse(request.body);
   if (!input) return error_response(input.error());
-  const auto entries = entries_of(*input, request);
+  const auto entries = entries_of(hub, *input, request);
   if (!entries) return error_response(entries.error());
   const auto given_id = input->optional_text("report_id", 128);
   if (!given_id) return error_response(given_id.error());

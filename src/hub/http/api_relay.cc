@@ -10,6 +10,22 @@ Result<bool> RelayHostOfHub::may_serve(const std::string& session, const std::st
 
 bool RelayHostOfHub::is_banned(const std::string& session) { return hub_.is_banned(session); }
 
+void RelayHostOfHub::waits_here(const std::string& session) {
+  const std::string& own = hub_.options().public_url;
+  if (own.empty()) return;
+  const auto known = hub_.store().find_relay_session(session);
+  if (known && *known == own) return;
+  // Not worth a refusal: backbones that ask here are served all the same.
+  if (const Status put = hub_.store().put_relay_session(session, own, unix_now()); !put) hub_.log_error(put.error());
+}
+
+std::string RelayHostOfHub::waits_elsewhere(const std::string& session) {
+  const std::string& own = hub_.options().public_url;
+  if (own.empty()) return {};
+  const auto known = hub_.store().find_relay_session(session);
+  return known && *known && **known != own ? **known : std::string();
+}
+
 // A direction is a side of the ledger: the relay's own count beside what the two ends say.
 Status RelayHostOfHub::record(const std::vector<RelayUse>& uses) {
   const std::int64_t day = unix_now() / 86'400;

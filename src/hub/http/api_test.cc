@@ -260,6 +260,39 @@ TEST(Api, TheLedgerKeepsBothSides) {
   EXPECT_EQ(client.get("/api/contributions", hub.worker).json()["entries"].size(), 2u);
 }
 
+// A backbone that reports too little itself.
+TEST(Api, AQuotaIsUsedUpByWhatWorkersSayToo) {
+  TestHub hub(closed_group());
+  NewToken limited = make_token(Scope::kBackbone, "", std::nullopt, unix_now());
+  limited.record.pairs_per_day = 100;
+  ASSERT_TRUE(hub.hub->store().put_token(limited.record));
+  const std::string& id = limited.record.id;
+  TestClient client = hub.client();
+  const json beat = {{"worker_id", "laptop"}, {"model", "seed"}, {"n_layer", 1}, {"n_expert", 4}, {"segments", {{0, 0, 4}}}, {"url", "192.0.2.1:7000"}};
+  EXPECT_EQ(client.post("/api/expert-coverage", hub.worker, beat).status, 200);
+  const auto n_workers = [&] { return client.get("/api/expert-routes", limited.text).json()["workers"].size(); };
+  const auto report = [&](const std::string& token, const json& entry) {
+    EXPECT_EQ(client.post("/api/contributions", token, {{"entries", {entry}}}).status, 200);
+  };
+  report(limited.text, {{"worker_id", "laptop"}, {"pairs", 10}});
+  report(hub.worker, {{"worker_id", "laptop"}, {"pairs", 60}, {"rows", 6}, {"bytes", 600}, {"backbone", id}});
+  report(hub.worker, {{"worker_id", "laptop"}, {"pairs", 1000}});                              // of somebody without a name
+  report(hub.worker, {{"worker_id", "laptop"}, {"pairs", 1000}, {"backbone", "nobody's id"}});  // of nobody
+  EXPECT_EQ(n_workers(), 1u);
+  report(hub.worker, {{"worker_id", "laptop"}, {"pairs", 40}, {"backbone", id}});
+  EXPECT_EQ(n_workers(), 0u);
+  // All words are kept.
+  std::map<std::string, std::int64_t> pairs;
+  const json all = client.get("/api/contributions", hub.admin).json();
+  for (const json& entry : all["entries"]) {
+    pairs[entry["side"]] += entry["pairs"].get<std::int64_t>();
+    EXPECT_TRUE(entry["side"] != "served_to" || entry["reporter"] == id);
+  }
+  EXPECT_EQ(pairs["backbone"], 10);
+  EXPECT_EQ(pairs["worker"], 2100);
+  EXPECT_EQ(pairs["served_to"], 100);
+}
+
 TEST(Api, BansHold) {
   TestHub hub(closed_group());
   TestClient client = hub.client();
@@ -269,6 +302,10 @@ TEST(Api, BansHold) {
   EXPECT_EQ(client.post("/api/admin/ban", hub.admin, {{"worker_id", "w"}, {"reason", "wrong answers"}}).status, 200);
   EXPECT_TRUE(client.get("/api/admin/nodes", hub.admin).json()["nodes"].empty());
   EXPECT_EQ(client.post("/api/expert-coverage", hub.worker, body).status, 403);
+  const json bans = client.get("/api/admin/bans", hub.admin).json()["bans"];
+  ASSERT_EQ(bans.size(), 1u);
+  EXPECT_EQ(bans[0]["worker_id"], "w");
+  EXPECT_EQ(bans[0]["reason"], "wrong answers");
   EXPECT_EQ(client.post("/api/admin/unban", hub.admin, {{"worker_id", "w"}}).json()["known"], true);
   EXPECT_EQ(client.post("/api/expert-coverage", hub.worker, body).status, 200);
   EXPECT_EQ(client.post("/api/admin/evict", hub.admin, {{"worker_id", "w"}}).json()["known"], true);

@@ -48,6 +48,7 @@ Response contributions(Hub& hub, const Request&) {
   };
   std::map<std::string, std::map<std::int64_t, Sum>> by_worker;
   for (const Contribution& c : *all) {
+    if (c.side != Side::kWorker && c.side != Side::kBackbone) continue;  // the same bytes as others saw them
     Sum& sum = by_worker[c.worker_id][c.day];
     sum.pairs[c.side == Side::kWorker] += c.pairs;
     sum.bytes[c.side == Side::kWorker] += c.bytes;

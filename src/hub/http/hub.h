@@ -40,6 +40,9 @@ struct HubOptions {
   std::string version;
   // The dashboard shows coverage, workers and traffic (no addresses) without a token.
   bool public_view = false;
+  std::uint64_t grant_life_s = net::kGrantLife_s;
+  // How this hub is reached itself, where several share a store; empty: it is the only one.
+  std::string public_url;
 };
 
 class Hub;
@@ -50,6 +53,8 @@ class RelayHostOfHub final : public RelayHost {
   explicit RelayHostOfHub(Hub& hub) : hub_(hub) {}
   Result<bool> may_serve(const std::string& session, const std::string& token_id) override;
   bool is_banned(const std::string& session) override;
+  void waits_here(const std::string& session) override;
+  std::string waits_elsewhere(const std::string& session) override;
   Status record(const std::vector<RelayUse>& uses) override;
 
  private:

@@ -39,6 +39,12 @@ asio::awaitable<std::optional<Response>> hand_to_relay(Stream& stream, const End
     if (!co_await end->accept(message)) relay->add_worker(end, session, token_id);
     co_return std::nullopt;
   }
+  const std::string elsewhere = co_await run_on(shared->handlers, [relay, session] { return relay->find_elsewhere(session); });
+  if (!elsewhere.empty()) {
+    Response moved = error_response(307, std::format("the worker '{}' waits at another hub, {}; ask there.", session, elsewhere));
+    moved.headers.emplace_back("Location", elsewhere + std::string(message.target()));
+    co_return moved;
+  }
   RelayRefusal refusal;
   RelaySlotPtr worker = co_await relay->take_worker(session, token_id, refusal);
   if (worker == nullptr) co_return error_response(refusal.status, refusal.sentence);

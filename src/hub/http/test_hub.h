@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <format>
 #include <fstream>
 #include <memory>
 #include <mutex>
@@ -26,6 +27,10 @@ class TestHub {
     bool no_proof = false;
     bool nodes_were_here = false;  // before a restart, a moment ago
     bool public_view = false;
+    std::uint64_t grant_life_s = net::kGrantLife_s;
+    // Of several that share a store: their PostgreSQL, and the port at which others find this one.
+    std::string store_url{};
+    std::uint16_t port = 0;
   };
 
   explicit TestHub(Options options) {
@@ -43,14 +48,22 @@ class TestHub {
     hub_options.market.proof = !options.no_proof;
     hub_options.version = "test";
     hub_options.public_view = options.public_view;
+    hub_options.grant_life_s = options.grant_life_s;
     const auto log = [this](const std::string& line) {
       const std::lock_guard lock(mutex);
       lines.push_back(line);
     };
-    auto made = Hub::create(hub_options, make_memory_store(), log);
+    std::unique_ptr<Store> store = make_memory_store();
+    if (!options.store_url.empty()) {
+      auto opened = open_postgres_store(options.store_url);
+      EXPECT_TRUE(opened) << opened.error().message;
+      store = *std::move(opened);
+      hub_options.public_url = std::format("http://127.0.0.1:{}", options.port);
+    }
+    auto made = Hub::create(hub_options, std::move(store), log);
     EXPECT_TRUE(made) << made.error().message;
     hub = *std::move(made);
-    options.server.listen = {"127.0.0.1", 0};
+    options.server.listen = {"127.0.0.1", options.port};
     auto started = Server::start(options.server, hub->router(), hub->authenticator(), hub->relay_host(), log);
     EXPECT_TRUE(started) << started.error().message;
     server = *std::move(started);

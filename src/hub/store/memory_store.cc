@@ -43,6 +43,17 @@ class MemoryStore final : public Store {
     return owners_.emplace(worker_id, owner).first->second;
   }
 
+  Status put_relay_session(std::string_view session, std::string_view hub_url, UnixSeconds now) override {
+    const std::lock_guard lock(mutex_);
+    relay_sessions_[std::string(session)] = {std::string(hub_url), now};
+    return {};
+  }
+  Result<std::optional<std::string>> find_relay_session(std::string_view session) override {
+    const std::lock_guard lock(mutex_);
+    const auto found = relay_sessions_.find(std::string(session));
+    return found == relay_sessions_.end() ? std::nullopt : std::optional(found->second.first);
+  }
+
   Status put_ban(const BanRecord& ban) override {
     const std::lock_guard lock(mutex_);
     bans_.insert_or_assign(ban.worker_id, ban);
@@ -82,15 +93,19 @@ class MemoryStore final : public Store {
 
   Result<std::int64_t> pairs_used(std::int64_t day, std::string_view reporter) override {
     const std::lock_guard lock(mutex_);
-    std::int64_t sum = 0;
-    for (const auto& [key, entry] : ledger_)
-      if (entry.day == day && entry.reporter == reporter && entry.side == Side::kBackbone) sum += entry.pairs;
-    return sum;
+    std::int64_t own = 0, served = 0;
+    for (const auto& [key, entry] : ledger_) {
+      if (entry.day != day || entry.reporter != reporter) continue;
+      if (entry.side == Side::kBackbone) own += entry.pairs;
+      if (entry.side == Side::kServedTo) served += entry.pairs;
+    }
+    return std::max(own, served);
   }
 
   Status prune(UnixSeconds before) override {
     const std::lock_guard lock(mutex_);
     std::erase_if(reports_, [before](const auto& report) { return report.second < before; });
+    std::erase_if(relay_sessions_, [before](const auto& session) { return session.second.second < before; });
     return {};
   }
   Status check() override { return {}; }
@@ -127,6 +142,7 @@ class MemoryStore final : public Store {
   ByText<KeyRecord> keys_;
   ByText<std::string> owners_;
   ByText<BanRecord> bans_;
+  std::map<std::string, std::pair<std::string, UnixSeconds>> relay_sessions_;
   std::map<std::tuple<std::int64_t, std::string, std::string, Side>, Contribution> ledger_;
   ByText<UnixSeconds> reports_;
 };

@@ -27,6 +27,9 @@ const std::vector<std::vector<const char*>> kMigrations = {
     {
         "ALTER TABLE tokens ADD COLUMN pairs_per_day BIGINT",
     },
+    {
+        "CREATE TABLE relay_sessions (session TEXT PRIMARY KEY, hub_url TEXT NOT NULL, seen BIGINT NOT NULL)",
+    },
 };
 
 std::int64_t integer(const SqlValue& value) {
@@ -127,6 +130,19 @@ class SqlStore final : public Store {
     return rows.empty() ? std::string(owner) : text(rows[0][0]);
   }
 
+  Status put_relay_session(std::string_view session, std::string_view hub_url, UnixSeconds now) override {
+    const std::lock_guard lock(mutex_);
+    KVASIR_TRY(run("INSERT INTO relay_sessions VALUES ($1, $2, $3) ON CONFLICT (session) DO UPDATE SET hub_url = excluded.hub_url, "
+                   "seen = excluded.seen",
+                   {value_of(session), value_of(hub_url), now}));
+    return {};
+  }
+  Result<std::optional<std::string>> find_relay_session(std::string_view session) override {
+    const std::lock_guard lock(mutex_);
+    KVASIR_ASSIGN(const auto rows, run("SELECT hub_url FROM relay_sessions WHERE session = $1", {value_of(session)}));
+    return rows.empty() ? std::nullopt : std::optional(text(rows[0].at(0)));
+  }
+
   Status put_ban(const BanRecord& ban) override {
     const std::lock_guard lock(mutex_);
     KVASIR_TRY(
@@ -188,14 +204,17 @@ class SqlStore final : public Store {
     const std::lock_guard lock(mutex_);
     KVASIR_ASSIGN(const auto rows,
                   run("SELECT CAST(COALESCE(SUM(pairs), 0) AS BIGINT) FROM contributions WHERE day = $1 AND reporter = $2 "
-                      "AND side = $3",
-                      {day, value_of(reporter), value_of(to_string(Side::kBackbone))}));
-    return integer(rows.at(0).at(0));
+                      "AND side IN ($3, $4) GROUP BY side",
+                      {day, value_of(reporter), value_of(to_string(Side::kBackbone)), value_of(to_string(Side::kServedTo))}));
+    std::int64_t most = 0;
+    for (const SqlRow& row : rows) most = std::max(most, integer(row.at(0)));
+    return most;
   }
 
   Status prune(UnixSeconds before) override {
     const std::lock_guard lock(mutex_);
     KVASIR_TRY(run("DELETE FROM reports WHERE received < $1", {before}));
+    KVASIR_TRY(run("DELETE FROM relay_sessions WHERE seen < $1", {before}));
     return {};
   }
   Status check() override {

@@ -27,13 +27,14 @@ std::optional<Scope> parse_scope(std::string_view text) {
 std::string_view to_string(Side side) {
   switch (side) {
     case Side::kWorker: return "worker";
+    case Side::kServedTo: return "served_to";
     case Side::kRelayToWorker: return "relay_to_worker";
     case Side::kRelayToBackbone: return "relay_to_backbone";
     default: return "backbone";
   }
 }
 Side parse_side(std::string_view text) {
-  for (const Side side : {Side::kWorker, Side::kRelayToWorker, Side::kRelayToBackbone})
+  for (const Side side : {Side::kWorker, Side::kServedTo, Side::kRelayToWorker, Side::kRelayToBackbone})
     if (text == to_string(side)) return side;
   return Side::kBackbone;
 }

@@ -54,9 +54,10 @@ struct BanRecord {
   friend bool operator==(const BanRecord&, const BanRecord&) = default;
 };
 
-// Whose figures: what a backbone says it received, what a worker says it served, or what the
-// relay carried for the two in each direction. All are kept; none is corrected by another.
-enum class Side { kBackbone, kWorker, kRelayToWorker, kRelayToBackbone };
+// Whose figures: what a backbone says it received, what a worker says it served in all and to one
+// backbone (whose token id is then the reporter), or what the relay carried for the two in each
+// direction. All are kept; none is corrected by another.
+enum class Side { kBackbone, kWorker, kServedTo, kRelayToWorker, kRelayToBackbone };
 std::string_view to_string(Side side);
 Side parse_side(std::string_view text);  // of what to_string wrote
 
@@ -87,6 +88,10 @@ class Store {
   // The owner of a worker id: the first who asked, for good.
   virtual Result<std::string> claim_worker(std::string_view worker_id, std::string_view owner, UnixSeconds now) = 0;
 
+  // At which of several hubs a worker waits for relayed connections: the last that said so.
+  virtual Status put_relay_session(std::string_view session, std::string_view hub_url, UnixSeconds now) = 0;
+  virtual Result<std::optional<std::string>> find_relay_session(std::string_view session) = 0;
+
   virtual Status put_ban(const BanRecord& ban) = 0;
   virtual Result<bool> remove_ban(std::string_view worker_id) = 0;
   virtual Result<std::vector<BanRecord>> list_bans() = 0;
@@ -97,10 +102,11 @@ class Store {
                                          UnixSeconds now) = 0;
   // Days from `from` to `to`, both included, ordered by day, worker, reporter, side.
   virtual Result<std::vector<Contribution>> contributions(std::int64_t from, std::int64_t to) = 0;
-  // The pairs that one reporter had computed on a day, as it says itself (Side::kBackbone).
+  // The pairs that a backbone had computed on a day: what it says itself (Side::kBackbone), or
+  // what its workers say (kServedTo) if that is more.
   virtual Result<std::int64_t> pairs_used(std::int64_t day, std::string_view reporter) = 0;
 
-  // Drops report ids older than `before`.
+  // Drops report ids and relay sessions older than `before`.
   virtual Status prune(UnixSeconds before) = 0;
   // An error if the store's own integrity check fails.
   virtual Status check() = 0;

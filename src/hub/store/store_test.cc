@@ -117,7 +117,18 @@ TEST_P(StoreContract, TokensAreKeptListedAndRevokedOnce) {
   EXPECT_EQ(**store_->find_token("limited"), limited);
 }
 
-TEST_P(StoreContract, PairsUsedAreABackbonesOwnOfThatDay) {
+TEST_P(StoreContract, ARelaySessionIsWhereItWasLast) {
+  EXPECT_EQ(*store_->find_relay_session("laptop"), std::nullopt);
+  ASSERT_TRUE(store_->put_relay_session("laptop", "https://a.example", 100));
+  ASSERT_TRUE(store_->put_relay_session("laptop", "https://b.example", 200));
+  ASSERT_TRUE(store_->put_relay_session("tower", "https://a.example", 100));
+  EXPECT_EQ(*store_->find_relay_session("laptop"), "https://b.example");
+  ASSERT_TRUE(store_->prune(150));
+  EXPECT_EQ(*store_->find_relay_session("laptop"), "https://b.example");
+  EXPECT_EQ(*store_->find_relay_session("tower"), std::nullopt);
+}
+
+TEST_P(StoreContract, PairsUsedAreABackbonesOfThatDay) {
   const auto entry = [](std::int64_t day, const char* worker, const char* reporter, Side side, std::int64_t pairs) {
     Contribution c;
     c.day = day;
@@ -129,11 +140,14 @@ TEST_P(StoreContract, PairsUsedAreABackbonesOwnOfThatDay) {
   };
   ASSERT_TRUE(*store_->add_contributions({entry(5, "v", "t", Side::kBackbone, 10), entry(5, "w", "t", Side::kBackbone, 5),
                                           entry(5, "w", "u", Side::kBackbone, 100), entry(5, "w", "t", Side::kWorker, 1000),
-                                          entry(6, "w", "t", Side::kBackbone, 10000)},
+                                          entry(6, "w", "t", Side::kBackbone, 10000),
+                                          entry(8, "v", "t", Side::kServedTo, 30), entry(8, "w", "t", Side::kServedTo, 20),
+                                          entry(8, "w", "t", Side::kBackbone, 40)},
                                          "", 1));
   EXPECT_EQ(*store_->pairs_used(5, "t"), 15);
   EXPECT_EQ(*store_->pairs_used(6, "t"), 10000);
   EXPECT_EQ(*store_->pairs_used(7, "t"), 0);
+  EXPECT_EQ(*store_->pairs_used(8, "t"), 50);  // its workers say more than it does itself
 }
 
 TEST_P(StoreContract, KeysMayBeAdmittedAgain) {
