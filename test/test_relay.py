@@ -117,7 +117,7 @@ class Loopback(RelayTest):
         self.no_secret_in(hub, node, server)
 
     def test_a_backbone_by_hub_over_relayed_nodes(self):
-        """KVASIR_HUB alone: the table and the relay are the hub's; no node opens a port to others."""
+        """KVASIR_HUB alone: the table, the relay, grants and the ledger are the hub's; no node opens a port to others."""
         (self.folder / "models").mkdir()
         (self.folder / "models" / "tiny.gguf").symlink_to(TINY)
         hub = self.start(Hub(self.folder, extra=["--target", 1, "--heartbeat", 1]))
@@ -142,6 +142,20 @@ class Loopback(RelayTest):
         server.stats = stats
         self.assertEqual(server.complete(PROMPT, N), self.stock)
         self.check_all_remote(server)
+        # What the backbone received, what its workers served, in all and to it: a pair that was asked twice counts where it was computed.
+        backbone_id = self.backbone_token.split("_")[1]
+
+        def sides():
+            pairs = dict.fromkeys(("backbone", "worker", "served_to"), 0)
+            for entry in get("/api/contributions")["entries"]:
+                if entry["side"] in pairs:
+                    pairs[entry["side"]] += entry["pairs"]
+                    self.assertTrue(entry["side"] == "worker" or entry["reporter"] == backbone_id, entry)
+            return pairs
+
+        received = harness.read_stats(stats)["pairs_remote"]
+        harness.wait_until(lambda: sides()["backbone"] >= received and sides()["served_to"] >= received, f"both sides in the ledger: {sides()}")
+        self.assertEqual(sides()["worker"], sides()["served_to"])  # nobody else was served
         self.no_secret_in(hub, server, *nodes)
 
     def test_plain_sessions_of_older_clients(self):

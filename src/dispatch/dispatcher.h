@@ -51,6 +51,9 @@ struct GrantSource {
   net::SigningKey key;  // whose public key the grants name
   // The grant for that worker id, or empty; from several threads, must not block.
   std::function<std::string(const std::string& worker_id)> find;
+  // That worker did not take its grant: on the next connection find() should give none, and the
+  // worker is shown its token. From several threads, must not block; may be empty.
+  std::function<void(const std::string& worker_id)> refused = {};
 };
 
 struct Options {

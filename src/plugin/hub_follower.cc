@@ -21,6 +21,7 @@ using nlohmann::json;
 
 constexpr Nanos kPollPause = std::chrono::milliseconds(250);  // between two answers, however fast the table changes
 constexpr Nanos kBackoffMin = std::chrono::seconds(1), kBackoffMax = std::chrono::seconds(30);
+constexpr Nanos kConfirmPause = std::chrono::seconds(2);  // between two looks whether the files are still the same
 constexpr Nanos kLookAgain = std::chrono::seconds(30);  // for a model that the hub does not have
 constexpr Nanos kGoodbyeMax = std::chrono::seconds(3);
 constexpr std::size_t kEntriesMax = 5000;  // of one report; the hub takes 10 000 in 1 MiB
@@ -116,6 +117,7 @@ void HubFollower::follow() {
   }
   while (!stopping()) {
     Nanos wait = find_models();
+    if (wait == Nanos::zero()) wait = confirm_models();
     if (wait == Nanos::zero()) wait = ask_routes();
     if (!pause(wait)) return;
   }
@@ -179,6 +181,36 @@ Nanos HubFollower::find_models() {
   return kLookAgain;
 }
 
+// A file may be replaced under its name: its workers then compute another model.
+Nanos HubFollower::confirm_models() {
+  if (!table_changed_ || monotonic_now() - confirmed_ < kConfirmPause) return Nanos::zero();
+  std::map<std::string, wire::LayerId> models;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, model] : layers_)
+      if (model) models.emplace(*model, id);
+  }
+  bool replaced = false;
+  for (const auto& [name, id] : models) {
+    const auto reply = follow_client_->get("/api/layers?id=" + to_hex(id));
+    if (reply && reply->status == 404) {
+      options_.log(std::format("the hub has replaced '{}' by another version, and its workers are used no more; restart with the "
+                               "new file.",
+                               name));
+      unknown_said_ = true;
+      const std::lock_guard lock(mutex_);
+      for (auto& [layer, model] : layers_)
+        if (model == name) model.reset();
+      replaced = true;
+    } else if (!reply || reply->status != 200) {
+      return away(reply);
+    }
+  }
+  table_changed_ = false;
+  confirmed_ = monotonic_now();
+  return replaced ? find_models() : Nanos::zero();
+}
+
 Nanos HubFollower::ask_routes() {
   std::set<std::string> models;
   {
@@ -205,7 +237,9 @@ Nanos HubFollower::ask_routes() {
   backoff_ = Nanos::zero();
   const json answer = reply->json();
   const std::string version = text_of(answer, "version");
+  table_changed_ |= version != version_;
   if (version_.empty() || version != version_) take_routes(answer);
+  else renew_grants();
   version_ = version;
   return kPollPause;
 }
@@ -218,12 +252,14 @@ void HubFollower::take_routes(const json& answer) {
       if (model) models.insert(*model);
   }
   std::vector<dispatch::WorkerAddress> workers;
+  granted_.clear();
   for (const json& worker : list_of(answer, "workers")) {
     if (!worker.is_object() || !models.contains(text_of(worker, "model"))) continue;
     // Left out it finishes what it has, and is asked nothing new.
     if (worker.value("draining", json(false)) == json(true)) continue;
     auto address = address_of(worker);
     if (address) {
+      if (!address->fingerprint.empty()) granted_.push_back(address->id);
       workers.push_back(*std::move(address));
       continue;
     }
@@ -234,7 +270,14 @@ void HubFollower::take_routes(const json& answer) {
     if (skipped_.size() > kSkippedSaidMax) skipped_.erase(text_of(worker, "worker_id"));
   }
   if (const std::string reason = text_of(answer, "reason"); workers.empty() && !reason.empty()) options_.log(reason);
+  renew_grants();  // first: the connections that follow show them
   dispatcher_.set_workers(std::move(workers));
+}
+
+void HubFollower::renew_grants() {
+  if (!options_.grants) return;
+  const Status renewed = options_.grants->renew(*follow_client_, granted_, monotonic_now());
+  if (!renewed && !stopping()) options_.log(renewed.error().message);
 }
 
 // --- reports -----------------------------------------------------------------------------

@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "dispatch/dispatcher.h"
 #include "hub/client/hub_client.h"
+#include "plugin/session_grants.h"
 #include "plugin/traffic_report.h"
 
 namespace kvasir::plugin {
@@ -30,6 +31,7 @@ class HubFollower {
  public:
   struct Options {
     hub::HubAddress hub;
+    std::shared_ptr<SessionGrants> grants{};  // kept fresh for the table's workers; may be null
     Nanos report_interval = std::chrono::seconds(10);
     std::function<void(std::string)> log;
   };
@@ -54,8 +56,10 @@ class HubFollower {
 
   void follow();
   Nanos find_models();  // how long to wait before the next look
+  Nanos confirm_models();  // likewise: whether the hub still serves the files that are in use here
   Nanos ask_routes();
   void take_routes(const nlohmann::json& answer);
+  void renew_grants();
   Nanos away(const Result<hub::HubReply>& reply);
 
   void report();
@@ -77,6 +81,9 @@ class HubFollower {
   std::string version_, polled_;
   Nanos backoff_{};
   bool away_said_ = false, unknown_said_ = false;
+  bool table_changed_ = false;
+  TimePoint confirmed_{};
+  std::vector<std::string> granted_;  // the table's workers whose certificate is known
   std::map<std::string, std::string> skipped_;  // workers that cannot be used, and why: said once
 
   // Of the thread that reports.

@@ -111,6 +111,7 @@ class Follower : public testing::Test {
   std::unique_ptr<dispatch::RoundDriver> driver;
   std::unique_ptr<HubFollower> follower;
   const dispatch::Layer* layer = nullptr;
+  bool flip = false;
 };
 
 TEST_F(Follower, FollowsTheTableAndReportsWhatWasDone) {
@@ -133,6 +134,31 @@ TEST_F(Follower, FollowsTheTableAndReportsWhatWasDone) {
   follower.reset();
   // A hedge may have been answered twice.
   EXPECT_GE(pairs_in_ledger("a") + pairs_in_ledger("b"), done);
+}
+
+// The backbone went on connecting to workers of the new file, and being refused, for ever.
+TEST_F(Follower, SaysOnceThatTheModelWasReplaced) {
+  const auto a = worker();
+  announce("a", *a);
+  start(dispatch::LocalPolicy::kFallback);
+  ASSERT_TRUE(wait_for([&] { return round() && dispatcher->stats().workers_up == 1; }));
+  server->write_model("m", 2);
+  server->hub->catalogue().rescan_soon();
+  const auto b = worker();
+  // Nodes of the new file come, until the follower has seen it.
+  ASSERT_TRUE(wait_for([&] {
+    announce("b", *b, /*draining=*/std::exchange(flip, !flip));
+    std::this_thread::sleep_for(50ms);
+    return logged("has replaced 'm'");
+  }));
+  ASSERT_TRUE(wait_for([&] { return dispatcher->stats().workers_up == 0; }));
+  ASSERT_TRUE(round());  // computed here
+  announce("c", *b);
+  std::this_thread::sleep_for(1s);
+  EXPECT_EQ(dispatcher->stats().workers_up, 0u);
+  const std::lock_guard lock(mutex);
+  EXPECT_EQ(std::ranges::count_if(lines, [](const std::string& line) { return line.contains("has replaced 'm'"); }), 1);
+  EXPECT_FALSE(std::ranges::any_of(lines, [](const std::string& line) { return line.contains("has no model"); }));
 }
 
 TEST_F(Follower, HeatRaisesTheTargetOfWhatIsUsed) {

@@ -117,6 +117,15 @@ Result<dispatch::Dispatcher*> Runtime::dispatcher() {
       return;
     }
     options.numerics_id = *std::move(id);
+    if (follows_hub()) {
+      auto grants = SessionGrants::make();
+      if (!grants) {
+        dispatcher_status_ = std::unexpected(grants.error());
+        return;
+      }
+      grants_ = *std::move(grants);
+      options.grants = grants_->source();
+    }
     auto made = dispatch::Dispatcher::create(std::move(options));
     if (!made) {
       dispatcher_status_ = std::unexpected(made.error());
@@ -144,8 +153,9 @@ void Runtime::watch_coverage() {
 }
 
 Status Runtime::start_follower() {
-  if (!config_.hub || config_.dispatch.local == dispatch::LocalPolicy::kOnly) return {};
-  HubFollower::Options options{.hub = *config_.hub, .log = limited_log([](const std::string& line) { log_line(line); })};
+  if (!follows_hub()) return {};
+  HubFollower::Options options{
+      .hub = *config_.hub, .grants = grants_, .log = limited_log([](const std::string& line) { log_line(line); })};
   KVASIR_ASSIGN(follower_, HubFollower::start(std::move(options), *dispatcher_));
   // The hub is told what was done since the last report. After libcurl's first use, so that this
   // runs before TLS is torn down.

@@ -50,12 +50,14 @@ class Runtime {
   explicit Runtime(Config config) : config_(std::move(config)) {}
   void start_stats();
   void watch_coverage();
+  bool follows_hub() const { return config_.hub && config_.dispatch.local != dispatch::LocalPolicy::kOnly; }
   Status start_follower();
   Result<const dispatch::Layer*> register_layer(const ExpertFfn& ffn);
 
   Config config_;
   std::once_flag dispatcher_once_;
   std::unique_ptr<dispatch::Dispatcher> dispatcher_;
+  std::shared_ptr<SessionGrants> grants_;  // with KVASIR_HUB
   std::unique_ptr<HubFollower> follower_;  // with KVASIR_HUB
   Status dispatcher_status_;
 

@@ -51,9 +51,30 @@ short Handshake::wants() const {
 
 Handshake::State Handshake::fail(State state, std::string error) {
   error_ = std::move(error);
+  const bool goes_on = follow();
+  relayed_ = nullptr;
   link_.reset();
   socket_.reset();
-  return state;
+  return goes_on ? start_next(monotonic_now()) : state;
+}
+
+bool Handshake::follow() {
+  if (relayed_ == nullptr || moved_ || relayed_->moved_to().empty()) return false;
+  Result<net::RelayDialer> there = peer_.relay->at(relayed_->moved_to());
+  if (!there) {
+    error_ = std::move(there).error().message;
+    return false;
+  }
+  Result<std::vector<net::Address>> addresses = net::resolve(there->dial_address());
+  if (!addresses) {
+    error_ = std::move(addresses).error().message;
+    return false;
+  }
+  moved_ = *std::move(there);
+  moved_addresses_ = *std::move(addresses);
+  next_address_ = 0;
+  phase_ = Phase::kStart;
+  return true;
 }
 
 Handshake::State Handshake::step(TimePoint now) {
@@ -119,15 +140,18 @@ Handshake::State Handshake::send_hello(TimePoint now) {
 }
 
 Result<std::unique_ptr<net::Stream>> Handshake::make_stream() {
-  std::unique_ptr<net::Stream> lower;
   if (way_ == Way::kRelay) {
     // Whoever keeps the relay must not be able to read or forge what passes it.
     if (!peer_.fingerprint)
       return fix_input("a worker is used through a relay only with its fingerprint; paste the whole link that it prints.");
-    KVASIR_ASSIGN(lower, peer_.relay->open(std::move(socket_), peer_.where.relay));
-  } else {
-    lower = net::make_plain_stream(std::move(socket_));
+    const net::RelayDialer& relay = moved_ ? *moved_ : *peer_.relay;
+    KVASIR_ASSIGN(auto relayed, relay.open(std::move(socket_), peer_.where.relay, net::RelayDialer::Payload::kCiphertext));
+    const net::WebSocketStream* const below = relayed.get();
+    KVASIR_ASSIGN(auto stream, net::make_tls_client_stream(std::move(relayed), *tls_, *peer_.fingerprint));
+    relayed_ = below;
+    return stream;
   }
+  std::unique_ptr<net::Stream> lower = net::make_plain_stream(std::move(socket_));
   if (!peer_.fingerprint) return lower;
   return net::make_tls_client_stream(std::move(lower), *tls_, *peer_.fingerprint);
 }
@@ -143,6 +167,10 @@ Handshake::State Handshake::read_frames(TimePoint now) {
     switch (frame.header.type) {
       case wire::FrameType::kError: {
         const Result<wire::ErrorMessage> refusal = wire::decode_error(frame.payload);
+        if (refusal && refusal->code == wire::ErrorCode::kUnauthorized && !grant_.empty() && peer_.grants->refused) {
+          peer_.grants->refused(peer_.where.id);
+          return fail(State::kFailed, "it refuses the session grant: " + refusal->message + " Its ticket is shown next.");
+        }
         return fail(State::kRefused, refusal ? refusal->message : refusal.error().message);
       }
       case wire::FrameType::kHello:

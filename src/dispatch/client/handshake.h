@@ -64,11 +64,12 @@ class Handshake {
  private:
   enum class Phase { kStart, kConnecting, kTls, kHello, kHoldings };
   State fail(State state, std::string error);
+  bool follow();  // the worker waits at another hub: begins anew there, once
   State start_next(TimePoint now);
   State open_stream(TimePoint now);
   Result<std::unique_ptr<net::Stream>> make_stream();
   const std::vector<net::Address>& addresses() const {
-    return way_ == Way::kDirect ? peer_.addresses : peer_.relay_addresses;
+    return way_ == Way::kDirect ? peer_.addresses : moved_ ? moved_addresses_ : peer_.relay_addresses;
   }
   // HELLO, or with a grant what comes before it: the grant's proof is over the TLS session.
   State send_hello(TimePoint now);
@@ -80,6 +81,9 @@ class Handshake {
   std::string grant_;  // its proof is made when TLS stands
   const net::TlsContext* tls_;
   const Way way_;
+  const net::WebSocketStream* relayed_ = nullptr;  // of link_
+  std::optional<net::RelayDialer> moved_;
+  std::vector<net::Address> moved_addresses_;
   TimePoint deadline_;
   Phase phase_ = Phase::kStart;
   std::size_t next_address_ = 0;
