@@ -15,6 +15,7 @@
 
 #include "base/hex.h"
 #include "cli/console.h"
+#include "cli/hub_node.h"
 #include "cli/log_format.h"
 #include "discovery/announcer.h"
 #include "hub/auth/secrets.h"
@@ -34,7 +35,7 @@ constexpr auto kStopPatience = std::chrono::seconds(10);  // for requests under 
 
 struct Options {
   std::string listen = "127.0.0.1:8080";
-  std::string data_dir, models_dir, store_url, certificate, key;
+  std::string data_dir, models_dir, store_url, certificate, key, public_url;
   std::vector<std::string> names;  // of its own certificate
   bool no_proof = false, trust_proxy = false, public_view = false, no_announce = false, tls = false;
   LogOptions log;
@@ -122,6 +123,11 @@ Status serve(const Options& options) {
   hub_options.market.ttl = kHeartbeatsMissed * hub_options.market.heartbeat;
   hub_options.version = KVASIR_VERSION;
   hub_options.public_view = options.public_view;
+  if (!options.public_url.empty()) {
+    KVASIR_TRY(net::parse_relay_url(options.public_url));
+    hub_options.public_url = options.public_url;
+    while (hub_options.public_url.ends_with('/')) hub_options.public_url.pop_back();
+  }
   KVASIR_ASSIGN(const auto hub, hub::Hub::create(std::move(hub_options), std::move(store), log));
 
   hub::ServerOptions server_options;
@@ -285,6 +291,8 @@ void configure_hub(CLI::App& app, int& exit_code) {
                  "a further name under which this hub is reached, for the certificate of its own (may be repeated)");
   app.add_flag("--trust-proxy", options->trust_proxy,
                "take client addresses from X-Forwarded-For of a proxy on this machine");
+  app.add_option("--public-url", options->public_url,
+                 "https:// address of this very hub, where several share a --store: backbones are sent where their worker waits");
   app.add_flag("--no-proof", options->no_proof, "count what nodes claim without asking for proof: for a closed group");
   app.add_flag("--no-announce", options->no_announce, "do not announce this hub on the local network (mDNS)");
   app.add_flag("--public-view", options->public_view,
@@ -326,6 +334,7 @@ void configure_hub(CLI::App& app, int& exit_code) {
       ->add_option("key", options->id, "the public key")
       ->required();
 
+  configure_hub_nodes(app, exit_code);
   add(&app, "check", "Check the database", check);
 
   app.require_subcommand(0, 1);

@@ -95,6 +95,21 @@ void add_admin_routes(Router& router, Hub& hub) {
                   return ok({{"ok", true}});
                 });
               }});
+  router.add({.method = "GET",
+              .pattern = "/api/admin/bans",
+              .summary = "Nodes that are banned",
+              .scopes = admin,
+              .query = {},
+              .body_example = {},
+              .answer_example = R"({"bans":[{"worker_id":"laptop","reason":"wrong answers","since":1767225600}]})",
+              .handler = [&hub](const Request&) {
+                const auto bans = hub.store().list_bans();
+                if (!bans) return error_response(bans.error());
+                json out = json::array();
+                for (const BanRecord& ban : *bans)
+                  out.push_back({{"worker_id", ban.worker_id}, {"reason", ban.reason}, {"since", ban.created}});
+                return ok({{"bans", out}});
+              }});
   router.add({.method = "POST",
               .pattern = "/api/admin/unban",
               .summary = "Lift a ban",

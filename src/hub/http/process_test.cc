@@ -172,6 +172,44 @@ TEST_F(HubProcess, StopsInOrderAndStartsAgain) {
   EXPECT_EQ(client.get("/api/models", worker_).status, 200);
 }
 
+TEST_F(HubProcess, NodesAreListedBannedAndEvictedByCommand) {
+  ASSERT_TRUE(gguf::write_synthetic(gguf::SynthOptions{}, (top_ / "models" / "tiny.gguf").string()));
+  start_hub();
+  TestClient client(port_);
+  const json beat = {{"worker_id", "laptop"}, {"model", "tiny"}, {"segments", {{0, 0, 4}}}, {"url", "192.0.2.1:7000"}};
+  const auto comes = [&] { return client.post("/api/expert-coverage", worker_, beat).status; };
+  const auto node = [&](const std::string& words) {  // exit status and what was printed
+    const std::string out = top_ / "out";
+    const std::string command = std::format("KVASIR_TOKEN={} '{}' node {} --url http://127.0.0.1:{} > '{}' 2>&1", admin_, program_.string(),
+                                            words, port_, out);
+    const int status = std::system(command.c_str());
+    std::ifstream in(out);
+    return std::pair(WEXITSTATUS(status), std::string(std::istreambuf_iterator<char>(in), {}));
+  };
+  for (int i = 0; i < 500 && comes() != 200; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  ASSERT_EQ(comes(), 200) << log_text();
+  EXPECT_NE(node("list").second.find("laptop"), std::string::npos);
+  EXPECT_EQ(node("evict laptop").first, 0);
+  EXPECT_EQ(node("list").second.find("laptop"), std::string::npos);
+  const auto unknown = node("evict laptop");
+  EXPECT_NE(unknown.first, 0);
+  EXPECT_NE(unknown.second.find("knows no such node"), std::string::npos);
+  EXPECT_EQ(comes(), 200);
+  EXPECT_EQ(node("ban laptop --reason 'wrong answers'").first, 0);
+  EXPECT_EQ(comes(), 403);
+  EXPECT_NE(node("list").second.find("banned: wrong answers"), std::string::npos);
+  const json line = json::parse(node("list --json").second);
+  EXPECT_EQ(line["worker_id"], "laptop");
+  EXPECT_EQ(line["banned"], true);
+  EXPECT_EQ(node("unban laptop").first, 0);
+  EXPECT_EQ(comes(), 200);
+  EXPECT_NE(node("unban laptop").first, 0);
+  admin_ = worker_;
+  const auto refused = node("list");
+  EXPECT_NE(refused.first, 0);
+  EXPECT_EQ(refused.second.find(worker_), std::string::npos);
+}
+
 TEST_F(HubProcess, LivesThroughThousandsOfIdleConnections) {
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
