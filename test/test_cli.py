@@ -1,6 +1,7 @@
 """The command line: exit status 1 and one sentence that says what to do."""
 
 import os
+import pathlib
 import subprocess
 
 import harness
@@ -48,6 +49,19 @@ class CommandLine(SystemTest):
                               capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, env=harness.clean_environment())
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertEqual(os.listdir(self.folder), [])
+
+    def test_threads_of_a_worker_wait_briefly(self):
+        # libgomp reads its settings when it is loaded, before main(): what counts is what the program was started with.
+        def started_with(**env):
+            environment = harness.clean_environment()
+            environment.pop("OMP_WAIT_POLICY", None)
+            worker = self.start(harness.Process([KVASIR, "worker", "--serve", "127.0.0.1:0", "--insecure", "--memory", "1M"],
+                                                env={**environment, **env}))
+            worker.next_line(r"127\.0\.0\.1:\d+")
+            return pathlib.Path(f"/proc/{worker.pid}/environ").read_bytes().split(b"\0")
+
+        self.assertIn(b"GOMP_SPINCOUNT=1000", started_with())
+        self.assertFalse([e for e in started_with(OMP_WAIT_POLICY="active") if e.startswith(b"GOMP_SPINCOUNT")])
 
     def test_worker_address(self):
         self.refuse(["worker", "--serve", "localhost:notaport", "--slice", TINY], "notaport")

@@ -114,10 +114,10 @@ std::string describe(const join::NodeStatus& status, Rate& rate) {
 }
 
 int run(Options& options) {
+  ffn::wait_briefly();
   if (const Status prepared = prepare(options); !prepared) return report(prepared);
   start_log("join", options.log, "%H:%M:%S %^%l%$ %v");
   ::unsetenv("GGML_BACKEND_PATH");  // a backbone's plugin is no business of a node
-  ffn::wait_briefly();
   if (options.node.device == "CPU") ffn::leave_gpu_drivers_out();
   ggml_log_set(
       [](ggml_log_level level, const char* text, void*) {

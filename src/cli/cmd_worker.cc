@@ -128,11 +128,11 @@ Result<std::uint32_t> tune(const Options& options, const worker::SliceStore& sto
 
 // False: connections had to be cut, and threads may still be computing.
 Result<bool> serve(const Options& options) {
+  ffn::wait_briefly();
   start_log("worker", options.log, "%H:%M:%S.%e %^%l%$ %v");
   // A backbone's plugin, if the environment names one, is no business of a worker: loading
   // it would make this process a backbone, too. Before the first thread starts.
   ::unsetenv("GGML_BACKEND_PATH");
-  ffn::wait_briefly();
   if (options.device == "CPU") ffn::leave_gpu_drivers_out();
   ggml_log_set(log_ggml, nullptr);
   std::signal(SIGPIPE, SIG_IGN);

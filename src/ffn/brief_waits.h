@@ -21,8 +21,9 @@ inline void add_brief_waits(std::map<std::string, std::string>& environment) {
   environment[kSpinCountVariable] = kBriefSpinCount;
 }
 
-// For this process, before it loads ggml's backends: unless the user has a setting of his own.
-// Changes the environment: no other thread may run yet.
+// For this process, unless the user has a setting of his own. libgomp comes with ggml and has read
+// the environment before main(), so the program is started anew in its place (execv; same process,
+// same arguments): call it first of all, before any thread. Where that fails all stays as it is.
 void wait_briefly();
 
 }  // namespace kvasir::ffn

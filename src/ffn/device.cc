@@ -1,12 +1,18 @@
 #include "ffn/device.h"
 
-#include "ffn/brief_waits.h"
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <format>
+#include <fstream>
 #include <mutex>
+#include <string>
+#include <vector>
+
+#include "ffn/brief_waits.h"
 
 namespace kvasir::ffn {
 
@@ -19,8 +25,18 @@ void load_backends() {
 
 void wait_briefly() {
   if (std::getenv(kWaitPolicyVariable) || std::getenv(kSpinCountVariable)) return;
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> arguments;
+  for (std::string argument; std::getline(file, argument, '\0');) arguments.push_back(argument);
+  std::error_code unknown;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", unknown);
+  if (arguments.empty() || unknown) return;
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
   ::setenv(kWaitPolicyVariable, kBriefWaitPolicy, 1);
   ::setenv(kSpinCountVariable, kBriefSpinCount, 1);
+  ::execv(program.c_str(), argv.data());
 }
 
 void leave_gpu_drivers_out() { ::setenv("VK_LOADER_DRIVERS_DISABLE", "~all~", /*overwrite=*/0); }
