@@ -153,7 +153,7 @@ class Rounds {
   void once() {
     const std::vector<wire::Pair> pairs = pairs_of(n_rows_, shift_++);
     if (sums_) weights_.assign(pairs.size(), 0.125f);
-    std::ranges::fill(out_, 0.0f);
+    if (sums_) std::ranges::fill(out_, 0.0f);
     now_ += 1ms;
     KVASIR_CHECK(engine_
                      .begin(fleet_,
@@ -256,6 +256,7 @@ int main() {
   measure_result();
   measure_pong();
   measure_rounds("round of 1 row, exact", kRepeats, 1, kWidth, false);
+  measure_rounds("round of 1 narrow row, exact", kRepeats, 1, kPromptWidth / 4, false);
   measure_rounds("round of 8 rows, exact", kRepeats, 8, kWidth, false);
   measure_rounds("round of 8 rows, f16 sums", kRepeats, 8, kWidth, true);
   measure_rounds("round of 512 narrow rows, exact", kRepeatsOfPrompt, kPrompt, kPromptWidth, false);

@@ -179,6 +179,7 @@ void add_join(CLI::App& app, int& exit_code) {
   command->add_option("--threads", node.n_threads, "threads to compute with (default: one a core)")
       ->check(CLI::Range(1, ffn::kThreadsMax));
   node.n_threads = 0;
+  command->add_flag("!--no-tune", node.tune, "do not measure plans and speed before serving");
   command->add_option("--nice", node.nice, "give way to other programs: 0 to 19")->check(CLI::Range(0, 19));
   command->add_flag("--only-on-ac", node.conditions.only_on_ac, "pause on battery");
   command->add_option("--pause-when-busy", options->busy_load, "pause while other programs' load is above this")

@@ -36,6 +36,8 @@ struct Options {
   int n_threads = 0;
   std::string device = "CPU";
   std::uint32_t queue = worker::kQueueDefault;
+  std::uint32_t queue_ms = worker::kQueueMsDefault;
+  std::uint32_t piece_pairs = worker::kPiecePairs;
   std::uint32_t spin_us = worker::kSpinUsDefault;
   std::optional<std::uint32_t> layer;
   bool only_that_layer = false;  // the older name loads nothing else
@@ -113,17 +115,17 @@ void on_stop_signal(int) {
   if (worker::Server* server = running.load()) server->request_stop();
 }
 
-// Picks the plans of class fast, and says which. The time of a pair in a lone decode step, µs.
-Result<std::uint32_t> tune(const Options& options, const worker::SliceStore& store, ffn::Engine& engine, int n_threads) {
+// Picks the plans of class fast, and says which and how fast they are.
+Result<ffn::Tuning> tune(const Options& options, const worker::SliceStore& store, ffn::Engine& engine, int n_threads) {
   worker::TuneOptions tune_options;
   tune_options.device = options.device;
   tune_options.n_threads = n_threads;
+  tune_options.fast = options.numerics != "exact";
   tune_options.cache_file = (options.data_dir.empty() ? default_data_dir() : options.data_dir) + "/plans";
   KVASIR_ASSIGN(const std::optional<worker::WorkerTuning> tuned, worker::tune_store(store, engine, tune_options));
-  if (!tuned) return 0u;
+  if (!tuned) return ffn::Tuning{};
   for (const std::string& line : tuned->lines) spdlog::info("{} {}", tuned->cached ? "plan, as measured before:" : "plan:", line);
-  const double speed = tuned->tuning.exact[0] > 0 ? tuned->tuning.exact[0] : tuned->tuning.fast[0];
-  return speed > 0 ? static_cast<std::uint32_t>(std::clamp(1e6 / speed, 1.0, 1e9)) : 0u;
+  return tuned->tuning;
 }
 
 // False: connections had to be cut, and threads may still be computing.
@@ -146,6 +148,8 @@ Result<bool> serve(const Options& options) {
   }
   worker::ServerOptions server_options;
   server_options.queue = options.queue;
+  server_options.queue_ms = options.queue_ms;
+  server_options.piece_pairs = options.piece_pairs;
   server_options.spin_us = options.spin_us;
   server_options.raw_framing = !encrypted;
   server_options.raw_layer = options.layer;
@@ -181,8 +185,8 @@ Result<bool> serve(const Options& options) {
       options.n_threads > 0 ? options.n_threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   KVASIR_ASSIGN(auto engine, ffn::Engine::create({.device = options.device, .n_threads = n_threads}));
   KVASIR_ASSIGN(wire::NumericsId numerics_id, ffn::numerics_id(options.device));
-  if (options.numerics != "exact" && !options.no_tune) {
-    KVASIR_ASSIGN(server_options.pair_us, tune(options, store, *engine, n_threads));
+  if (!options.no_tune) {
+    KVASIR_ASSIGN(server_options.tuning, tune(options, store, *engine, n_threads));
   }
 
   const std::uint64_t bytes = store.bytes();
@@ -253,11 +257,19 @@ void add_worker(CLI::App& app, int& exit_code) {
   command->add_option("--device", options->device, "ggml device to compute on, e.g. Vulkan0");
   command->add_option("--queue", options->queue, "requests that may wait; more are refused as busy")
       ->check(CLI::Range(0u, worker::kQueueMax));
+  command->add_option("--queue-ms", options->queue_ms,
+                      "time that requests ahead of a newcomer may take, as measured here; past that it is refused as "
+                      "busy (0: any)")
+      ->check(CLI::Range(0u, worker::kQueueMsMax));
+  command->add_option("--piece-pairs", options->piece_pairs,
+                      "uses of experts of a long request that are computed before their rows are sent (0: all)")
+      ->check(CLI::Range(0u, wire::kExecPairsMax))
+      ->capture_default_str();
   command->add_option("--spin-us", options->spin_us, "look for the next request this long before sleeping")
       ->check(CLI::Range(0u, worker::kSpinUsMax));
   command->add_option("--numerics", options->numerics,
-                      "any: every class, with a rearranged second copy if --memory has room; exact: no tuning; fast: one "
-                      "copy, rearranged, for backbones of class fast only")
+                      "any: every class, with a rearranged second copy if --memory has room; exact: that one alone; fast: "
+                      "one copy, rearranged, for backbones of class fast only")
       ->check(CLI::IsMember({"any", "exact", "fast"}))
       ->capture_default_str();
   command->add_option("--weights", options->weights,
@@ -265,8 +277,8 @@ void add_worker(CLI::App& app, int& exit_code) {
                       "large, for backbones of class fast only")
       ->check(CLI::IsMember({"file", "f32"}))
       ->capture_default_str();
-  command->add_flag("--no-tune", options->no_tune, "do not measure the plans of class fast at the start");
   command->add_flag("--no-announce", options->no_announce, "do not announce this worker on the local network (mDNS)");
+  command->add_flag("--no-tune", options->no_tune, "do not measure plans and speed at the start");
   command->add_flag("--tls", options->tls, "encrypt on loopback too");
   command->add_flag("--insecure", options->insecure, "plain TCP; with a token, also serve the older framing without it");
   command->add_flag("--insecure-anywhere", options->insecure_anywhere, "allow --insecure on addresses others can reach");

@@ -93,11 +93,13 @@ Result<Tuning> tune(Engine& engine, const wire::Recipe& recipe, std::span<const 
                     const TunerOptions& options) {
   KVASIR_CHECK(!copies.empty() && options.device);
   const TimePoint begin = monotonic_now();
-  const std::vector<FastPlan> plans = candidate_plans(recipe, copies, options);
-  if (plans.empty()) return fatal("The device multiplies the experts in no way: serve them on another device.");
+  std::vector<FastPlan> plans;
+  if (options.fast) plans = candidate_plans(recipe, copies, options);
+  if (options.fast && plans.empty())
+    return fatal("The device multiplies the experts in no way: serve them on another device.");
   Tuning tuning;
   for (std::uint32_t c = 0; c < kRowClasses; ++c) {
-    tuning.plans[c] = c > 0 ? tuning.plans[c - 1] : plans.front();
+    if (options.fast) tuning.plans[c] = c > 0 ? tuning.plans[c - 1] : plans.front();
     // Larger classes cost more; what the small ones leave is theirs.
     const Nanos used = monotonic_now() - begin;
     if (used >= options.budget) continue;
@@ -108,11 +110,9 @@ Result<Tuning> tune(Engine& engine, const wire::Recipe& recipe, std::span<const 
     for (const FastPlan& plan : plans)
       if (plan.rows_max == 0 || plan.rows_max < 1u << c) candidates.push_back({.plan = plan});
     const auto run = [&](Candidate& candidate) -> Status {
-      engine.set_fast_plans([&] {
-        FastPlans all;
-        for (std::uint32_t i = 0; i < kRowClasses; ++i) all[i] = candidate.plan;
-        return all;
-      }());
+      FastPlans all;
+      for (std::uint32_t i = 0; i < kRowClasses; ++i) all[i] = candidate.plan;
+      if (!candidate.exact) engine.set_fast_plans(all);
       KVASIR_ASSIGN(const double seconds, work.run(engine, copies, candidate.exact));
       // The first run pays for graphs and fresh memory.
       if (candidate.runs == 0 || candidate.runs == 1 || seconds < candidate.best_s) candidate.best_s = seconds;
@@ -132,7 +132,7 @@ Result<Tuning> tune(Engine& engine, const wire::Recipe& recipe, std::span<const 
       return {};
     };
     KVASIR_TRY(measure());
-    if (options.n_threads >= 4) {
+    if (options.fast && options.n_threads >= 4) {
       // Two threads on one core's execution units may be in each other's way.
       const auto fast = [](const Candidate& a) { return a.exact ? 1e9 : a.best_s; };
       Candidate half = *std::ranges::min_element(candidates, {}, fast);
@@ -153,7 +153,7 @@ Result<Tuning> tune(Engine& engine, const wire::Recipe& recipe, std::span<const 
       }
     }
   }
-  engine.set_fast_plans(tuning.plans);
+  if (options.fast) engine.set_fast_plans(tuning.plans);
   engine.forget_graphs();  // those of plans not picked would keep their memory
   return tuning;
 }

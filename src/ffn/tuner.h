@@ -27,6 +27,7 @@ struct TunerOptions {
   ggml_backend_dev_t device = nullptr;
   int n_threads = 1;
   bool plain = true;  // copies[0] lies as class exact needs it
+  bool fast = true;   // false, with plain: the exact plan alone is measured, and no plans are set
   Nanos budget = std::chrono::milliseconds(4500);  // for everything
 };
 

@@ -23,6 +23,7 @@
 #include "net/tls_identity.h"
 #include "worker/relay_listener.h"
 #include "worker/server.h"
+#include "worker/tuning.h"
 
 namespace kvasir::join {
 namespace {
@@ -254,10 +255,23 @@ class Node {
     store_options.device = options_.device;
     store_options.bytes_max = options_.memory_bytes;
     store_options.verify = false;  // the cache has just done it
+    store_options.packing = worker::Packing::kBeside;
     KVASIR_ASSIGN(worker::SliceStore store, worker::SliceStore::load(names, store_options));
     KVASIR_ASSIGN(const ggml_backend_dev_t device, ffn::find_device(options_.device));
     KVASIR_ASSIGN(auto engine, ffn::Engine::create({.device = options_.device, .n_threads = options_.n_threads}));
     worker::ServerOptions server_options;
+    if (options_.tune) {
+      worker::TuneOptions tune_options;
+      tune_options.device = options_.device;
+      tune_options.n_threads = options_.n_threads;
+      tune_options.cache_file = (options_.data_dir / "plans").string();
+      KVASIR_ASSIGN(const std::optional<worker::WorkerTuning> tuned, worker::tune_store(store, *engine, tune_options));
+      if (tuned) {
+        server_options.tuning = tuned->tuning;
+        for (const std::string& line : tuned->lines)
+          options_.log(std::format("{} {}", tuned->cached ? "plan, as measured before:" : "plan:", line));
+      }
+    }
     server_options.software = options_.software;
     server_options.token = ticket_;
     server_options.grants = grant_check();
@@ -274,6 +288,8 @@ class Node {
       const std::lock_guard lock(serving_mutex_);
       serving_.emplace(std::move(server));
     }
+    const std::uint32_t pair_us = serving_->server().stats().costs.pair_us();
+    if (pair_us > 0) speed_ = 1e6 / pair_us;
     const bool relayed = options_.reach != NodeReach::kDirectOnly;
     if (relayed) {
       KVASIR_ASSIGN(net::TlsContext tls, net::TlsContext::server(*identity_));
@@ -292,6 +308,7 @@ class Node {
       s.fingerprint = identity_ ? net::format_fingerprint(identity_->fingerprint) : "";
       s.ticket = ticket_;
       s.capacity_bytes = options_.memory_bytes;
+      s.speed_rows_per_s = speed_;
       s.draining = false;
       s.reservation = reservation;
     });
@@ -369,7 +386,7 @@ class Node {
   }
 
   void report_speed() {
-    const std::uint32_t pair_us = serving_->server().stats().pair_us();
+    const std::uint32_t pair_us = serving_->server().stats().costs.pair_us();
     if (pair_us == 0) return;
     const double speed = 1e6 / pair_us;
     // Not every wobble is worth a heartbeat of its own.

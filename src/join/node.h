@@ -35,6 +35,7 @@ struct NodeOptions {
   std::string device = "CPU";
   int n_threads = 1;
   int nice = 0;
+  bool tune = true;  // measure plans and speed on what it holds, before it serves
   net::HostPort listen;
   bool tls = true;
   NodeReach reach = NodeReach::kDirectOnly;  // with a relay, `tls` must be set

@@ -86,6 +86,9 @@ TEST_F(NodeTest, PausesByDrainingAndGoesOn) {
   start();
   ASSERT_TRUE(wait_for([&] { return node()["experts_counted"] == 16; })) << log_text();
   EXPECT_EQ(node()["draining"], false);
+  // The hub knows how fast it is before anybody has asked it anything.
+  ASSERT_TRUE(wait_for([&] { return node()["speed"] > 0; })) << log_text();
+  EXPECT_NE(log_text().find("plan: 1"), std::string::npos) << log_text();
   const std::string url = node()["url"];
   load = 9;
   ASSERT_TRUE(wait_for([&] { return node()["draining"] == true; })) << log_text();

@@ -2,6 +2,7 @@
 
 #include <sys/eventfd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -11,6 +12,7 @@ namespace kvasir::worker {
 void ComputeGate::take(Ticket& ticket, TimePoint now) {
   taken_ = true;
   taken_at_ = now;
+  running_ = ticket.cost_;
   ticket.queued_ = false;
   ticket.granted_ = true;
   part_from_work(ticket);
@@ -30,15 +32,21 @@ bool ComputeGate::try_enter(Ticket& ticket) {
   return true;
 }
 
-bool ComputeGate::join(Ticket& ticket, std::shared_ptr<Work> work) {
+bool ComputeGate::join(Ticket& ticket, Nanos cost, std::shared_ptr<Work> work) {
   const std::scoped_lock lock(mutex_);
   KVASIR_CHECK(!ticket.queued_ && !ticket.granted_);
+  ticket.cost_ = cost;
   if (!taken_ && line_.empty()) {
     take(ticket, monotonic_now());
     return true;
   }
   if (line_.size() >= waiting_max_) return false;
+  if (wait_max_ > Nanos(0) && !line_.empty()) {
+    const Nanos left = std::max(Nanos(0), running_ - (monotonic_now() - taken_at_));
+    if (left + line_time_ > wait_max_) return false;
+  }
   line_.push_back(&ticket);
+  line_time_ += cost;
   ticket.queued_ = true;
   ticket.work_ = std::move(work);
   if (ticket.work_) ticket.work_->ticket_ = &ticket;
@@ -70,6 +78,7 @@ void ComputeGate::withdraw(Ticket& ticket) {
   part_from_work(ticket);
   if (ticket.queued_) {
     line_.remove(&ticket);
+    line_time_ -= ticket.cost_;
     ticket.queued_ = false;
   } else if (ticket.granted_) {
     const TimePoint now = monotonic_now();
@@ -79,11 +88,23 @@ void ComputeGate::withdraw(Ticket& ticket) {
     if (!line_.empty()) {
       Ticket* next = line_.front();
       line_.pop_front();
+      line_time_ -= next->cost_;
       take(*next, now);
       ::eventfd_write(next->wake_fd_, 1);  // fails only past 2^64 - 2 unread wake-ups
     }
   }
   waiting_.store(static_cast<std::uint32_t>(line_.size()), std::memory_order_relaxed);
+}
+
+void ComputeGate::expect(Ticket& ticket, Nanos cost) {
+  const std::scoped_lock lock(mutex_);
+  KVASIR_CHECK(ticket.granted_);
+  running_ = ticket.cost_ = cost;
+}
+
+Nanos ComputeGate::waiting_time() const {
+  const std::scoped_lock lock(mutex_);
+  return line_time_;
 }
 
 Nanos ComputeGate::held(TimePoint now) const {

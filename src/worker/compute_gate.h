@@ -4,6 +4,8 @@
 // through a descriptor when its turn comes. First come, first served; but whoever has the turn
 // may take along waiting work of others that its own computation can do as well (merge.h).
 //
+// The line is bounded by number and by the time that those before a newcomer are expected to take.
+//
 // Thread contract: all members may be called from any thread.
 #pragma once
 
@@ -44,15 +46,20 @@ class ComputeGate {
     int wake_fd_;
     // Guarded by the gate's mutex. `work_` as long as it is in the line or taken along.
     bool queued_ = false, granted_ = false, delivered_ = false;
+    Nanos cost_{};
     std::shared_ptr<Work> work_;
   };
 
-  explicit ComputeGate(std::uint32_t waiting_max) : waiting_max_(waiting_max) {}
+  // `wait_max`: of expected time before a newcomer; 0: any. One may always wait, whatever runs.
+  explicit ComputeGate(std::uint32_t waiting_max, Nanos wait_max = {}) : waiting_max_(waiting_max), wait_max_(wait_max) {}
 
   // Takes the turn if nobody has it and nobody waits.
   bool try_enter(Ticket& ticket);
-  // Joins the line, or takes the turn at once. False: the line is full.
-  bool join(Ticket& ticket, std::shared_ptr<Work> work = nullptr);
+  // Joins the line, or takes the turn at once. `cost`: what the request is expected to take; 0: not
+  // known. False: the line is full, or too long.
+  bool join(Ticket& ticket, Nanos cost = {}, std::shared_ptr<Work> work = nullptr);
+  // The same of a ticket that has the turn.
+  void expect(Ticket& ticket, Nanos cost);
   bool has_turn(const Ticket& ticket) const;
 
   // Out of the line, in its order, the work that `fits` says yes to. The caller has the turn and
@@ -68,6 +75,7 @@ class ComputeGate {
         continue;
       }
       ticket.queued_ = false;
+      line_time_ -= ticket.cost_;
       taken.push_back(ticket.work_);
       at = line_.erase(at);
     }
@@ -96,6 +104,8 @@ class ComputeGate {
 
   std::uint32_t waiting() const { return waiting_.load(std::memory_order_relaxed); }
   std::uint32_t waiting_max() const { return waiting_max_; }
+  // What those that wait are expected to take.
+  Nanos waiting_time() const;
   // How long the gate has been held in all, up to `now`.
   Nanos held(TimePoint now) const;
 
@@ -104,10 +114,13 @@ class ComputeGate {
   static void part_from_work(Ticket& ticket);
 
   const std::uint32_t waiting_max_;
+  const Nanos wait_max_;
   mutable std::mutex mutex_;
   bool taken_ = false;
   TimePoint taken_at_{};
   Nanos held_{};
+  Nanos running_{};    // expected of what has the turn
+  Nanos line_time_{};  // expected of the line
   std::list<Ticket*> line_;
   std::atomic<std::uint32_t> waiting_ = 0;
 };

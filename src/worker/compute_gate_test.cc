@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "worker/cost_model.h"
 #include "worker/greeting.h"
 #include "worker/memory_budget.h"
 #include "worker/peer_io.h"
@@ -32,6 +33,77 @@ TEST(ComputeGate, TurnsGoRoundInOrderAndTheLineIsBounded) {
   EXPECT_TRUE(gate.try_enter(d));
   EXPECT_EQ(gate.waiting(), 0u);
   gate.withdraw(d);
+}
+
+TEST(ComputeGate, TheLineIsBoundedByExpectedTime) {
+  using std::chrono::hours;
+  const Wake wake;
+  ComputeGate gate(8, hours(3));
+  ComputeGate::Ticket a(wake.fd()), b(wake.fd()), c(wake.fd()), d(wake.fd()), e(wake.fd());
+  ASSERT_TRUE(gate.try_enter(a));
+  gate.expect(a, hours(9));
+  EXPECT_TRUE(gate.join(b, hours(2))) << "one may wait whatever runs";
+  EXPECT_FALSE(gate.join(c, hours(1))) << "what runs counts, too";
+  EXPECT_EQ(gate.waiting_time(), hours(2));
+  gate.withdraw(a);
+  EXPECT_EQ(gate.waiting_time(), hours(0)) << "b runs";
+  EXPECT_TRUE(gate.join(a, hours(1)));
+  EXPECT_TRUE(gate.join(c, hours(4))) << "what counts is the time before it: 2 + 1";
+  EXPECT_FALSE(gate.join(d));
+  gate.withdraw(c);
+  EXPECT_TRUE(gate.join(d)) << "not known: by number alone";
+  EXPECT_TRUE(gate.join(e, hours(1)));
+  EXPECT_EQ(gate.waiting_time(), hours(2));
+  for (ComputeGate::Ticket* ticket : {&a, &b, &d, &e}) gate.withdraw(*ticket);
+  EXPECT_EQ(gate.waiting_time(), hours(0));
+}
+
+TEST(ComputeGate, WhatIsTakenAlongWaitsNoMore) {
+  using std::chrono::hours;
+  struct Work final : ComputeGate::Work {};
+  const Wake wake;
+  ComputeGate gate(8, hours(3));
+  ComputeGate::Ticket a(wake.fd()), b(wake.fd()), c(wake.fd()), d(wake.fd());
+  ASSERT_TRUE(gate.try_enter(a));
+  EXPECT_TRUE(gate.join(b, hours(4), std::make_shared<Work>()));
+  EXPECT_FALSE(gate.join(c, hours(1)));
+  const auto taken = gate.take_along([](const ComputeGate::Work&) { return true; });
+  ASSERT_EQ(taken.size(), 1u);
+  EXPECT_EQ(gate.waiting_time(), hours(0));
+  EXPECT_TRUE(gate.join(c, hours(1)));
+  EXPECT_TRUE(gate.join(d, hours(1))) << "what was taken along is part of what runs";
+  gate.deliver(*taken[0]);
+  EXPECT_TRUE(gate.delivered(b));
+  for (ComputeGate::Ticket* ticket : {&b, &a, &c, &d}) gate.withdraw(*ticket);
+  EXPECT_EQ(gate.waiting_time(), hours(0));
+}
+
+TEST(CostModel, StartsFromTheTunersFiguresAndFollowsRequests) {
+  using namespace std::chrono_literals;
+  using wire::Numerics;
+  CostModel costs;
+  EXPECT_EQ(costs.predict(Numerics::kExact, 8, 8), 0ns);
+  EXPECT_EQ(costs.pair_us(), 0u);
+  ffn::Speeds exact{}, fast{};
+  exact[0] = 1000;  // 1 ms a pair with one row an expert
+  exact[3] = 4000;  // with eight
+  fast[0] = 2000;
+  costs.seed(exact, fast);
+  EXPECT_EQ(costs.pair_us(), 1000u);
+  EXPECT_EQ(costs.predict(Numerics::kExact, 8, 8), 8ms);
+  EXPECT_EQ(costs.predict(Numerics::kExact, 64, 8), 16ms);
+  EXPECT_EQ(costs.predict(Numerics::kExact, 16, 8), 4ms) << "the next class that is known";
+  EXPECT_EQ(costs.predict(Numerics::kExact, 8192, 8), 2048ms) << "the last that is";
+  EXPECT_EQ(costs.predict(Numerics::kFast, 8, 8), 4ms);
+  EXPECT_EQ(costs.predict(Numerics::kInvariant, 8, 8), 8ms) << "as exact until it is seen";
+  for (int i = 0; i < 100; ++i) costs.observe(Numerics::kInvariant, 8, 8, 24ms);
+  EXPECT_EQ(costs.predict(Numerics::kInvariant, 8, 8), 24ms);
+  EXPECT_EQ(costs.predict(Numerics::kExact, 8, 8), 8ms);
+  EXPECT_EQ(costs.pair_us(), 3000u) << "of the class asked for last";
+  // Prompts do not change what is said of decoding.
+  for (int i = 0; i < 100; ++i) costs.observe(Numerics::kExact, 4096, 64, 4096 * 100us);
+  EXPECT_EQ(costs.pair_us(), 1000u);
+  EXPECT_NEAR(static_cast<double>(costs.predict(Numerics::kExact, 4096, 64).count()), 4096e5, 1e6);
 }
 
 TEST(ComputeGate, HoldsOneAtATimeAndWakesTheNext) {

@@ -28,7 +28,7 @@ Connection::Connection(ServerCore& core, std::unique_ptr<net::Stream> stream, st
       stream_(std::move(stream)),
       peer_(std::move(peer)),
       reader_(wire::payload_bytes_max(FrameType::kHello)),
-      request_(core.budget),
+      request_(core.budget, core.options.piece_pairs),
       incoming_(core.options.timeouts) {
   core_.store.subscribe(wake_);
   ++core_.stats.connections_open;
@@ -228,7 +228,7 @@ Status Connection::on_frame(const net::Frame& frame) {
                             .queued = core_.gate.waiting(),
                             .queue_capacity = core_.gate.waiting_max(),
                             .busy_permille = core_.stats.busy_permille(core_.gate, monotonic_now()),
-                            .row_us = core_.stats.pair_us()};
+                            .row_us = core_.stats.costs.pair_us()};
       return send(wire::encode_frame(FrameType::kPong, frame.header.request_id, pong, checksum()));
     }
     case FrameType::kDrain:  // the backbone is leaving: it will close when it has its answers

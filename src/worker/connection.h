@@ -57,6 +57,7 @@ class Connection {
   Status on_frame(const net::Frame& frame);
   Status on_layer_recipe(const net::Frame& frame);
   Status on_exec(const net::Frame& frame);
+  Nanos expected_time(ByteSpan exec_payload) const;
   Status on_cancel(std::uint64_t request_id);
   Status on_upload(const net::Frame& frame);
   Status refuse_upload(std::uint64_t request_id, wire::ErrorMessage why);

@@ -31,13 +31,24 @@ Status Connection::on_exec(const net::Frame& frame) {
     Pending& pending = pending_.emplace_back(request_id, wake_.fd(), std::move(share));
     if (!work) pending.payload.assign(frame.payload.begin(), frame.payload.end());
     pending.work = std::move(work);
-    if (core_.gate.join(pending.ticket, pending.work)) return {};
+    if (core_.gate.join(pending.ticket, expected_time(frame.payload), pending.work)) return {};
     pending_.pop_back();
   }
   ++core_.stats.requests_refused;
   ++core_.stats.requests_busy;
   return send_error(request_id, ErrorCode::kBusy,
-                    std::format("{} requests wait here already: use a replica.", core_.gate.waiting()));
+                    std::format("{} requests wait here already, for {} ms: use a replica.", core_.gate.waiting(),
+                                std::chrono::ceil<std::chrono::milliseconds>(core_.gate.waiting_time()).count()));
+}
+
+// 0 for one that is malformed, which is said when its turn comes. An expert's pairs follow each other in what
+// backbones send; where they do not, too many are counted and the request is taken for a slower one.
+Nanos Connection::expected_time(ByteSpan payload) const {
+  const Result<wire::ExecView> view = wire::decode_exec(payload);
+  if (!view) return Nanos(0);
+  std::size_t n_experts = 0;
+  for (std::size_t i = 0; i < view->head.n_pairs; ++i) n_experts += i == 0 || view->pair(i).expert != view->pair(i - 1).expert;
+  return core_.stats.costs.predict(view->head.numerics, view->head.n_pairs, n_experts);
 }
 
 std::shared_ptr<MergeableWork> Connection::mergeable(ByteSpan payload) {
@@ -115,6 +126,8 @@ Status Connection::answer(std::uint64_t request_id, ByteSpan payload, ComputeGat
   }
   TakenAlong others(core_.gate, request_, *view, recipe, core_.options.merged_pairs_max);
   const std::uint32_t n_pairs = view->head.n_pairs + others.pairs();
+  const std::size_t n_experts = others.empty() ? request_.experts() : others.experts(request_);
+  core_.gate.expect(ticket, core_.stats.costs.predict(view->head.numerics, n_pairs, n_experts));
   core_.stats.requests_merged += others.size();
   Nanos took{};
   while (true) {
@@ -130,7 +143,7 @@ Status Connection::answer(std::uint64_t request_id, ByteSpan payload, ComputeGat
     KVASIR_TRY(send_rows(request_id, view->head, request_.finish(), request_.answer_rows(), took, /*wait=*/false));
   }
   core_.gate.withdraw(ticket);
-  core_.stats.count_compute(n_pairs, took);
+  core_.stats.count_compute(view->head.numerics, n_pairs, n_experts, took);
   return send_last_rows(request_id, view->head, payload.size(), request_, took);
 }
 

@@ -76,7 +76,7 @@ void ExecRequest::cut_into_pieces() {
   piece_ends_.clear();
   next_piece_ = 0;
   begin_ = end_ = 0;
-  if (n > kPiecePairs) {
+  if (piece_pairs_ > 0 && n > piece_pairs_) {
     seen_.assign(bound_->layer->tensors.n_local, false);
     const ffn::LocalPair* pairs = pairs_.data();
     std::uint32_t begin = 0;
@@ -87,7 +87,7 @@ void ExecRequest::cut_into_pieces() {
         break;
       }
       seen_[pairs[i].expert] = true;
-      if (i - begin >= kPiecePairs) piece_ends_.push_back(begin = i);
+      if (i - begin >= piece_pairs_) piece_ends_.push_back(begin = i);
     }
   }
   piece_ends_.push_back(n);
@@ -144,6 +144,24 @@ Status ExecRequest::compute_together(ffn::Engine& engine, std::span<ExecRequest*
 
 std::uint32_t ExecRequest::answer_rows() const {
   return view_.head.result_kind == ResultKind::kWeightedSum ? view_.head.n_rows : view_.head.n_pairs;
+}
+
+std::size_t ExecRequest::experts() const {
+  const ffn::LocalPair* pairs = pairs_.data();
+  std::size_t n = 0;
+  for (std::uint32_t i = 0; i < view_.head.n_pairs; ++i) n += i == 0 || pairs[i].expert != pairs[i - 1].expert;
+  return n;
+}
+
+std::size_t ExecRequest::count_new_experts(std::vector<bool>& seen) const {
+  seen.resize(bound_->layer->tensors.n_local);
+  std::size_t n = 0;
+  for (std::uint32_t i = 0; i < view_.head.n_pairs; ++i) {
+    const auto expert = pairs_.data()[i].expert;
+    n += !seen[expert];
+    seen[expert] = true;
+  }
+  return n;
 }
 
 void ExecRequest::sum_weighted() {

@@ -49,7 +49,8 @@ class Scratch {
 
 class ExecRequest {
  public:
-  explicit ExecRequest(MemoryBudget& budget) : budget_(budget) {}
+  // `piece_pairs`: a piece has at least so many, but for the last; 0: no pieces.
+  ExecRequest(MemoryBudget& budget, std::uint32_t piece_pairs) : budget_(budget), piece_pairs_(piece_pairs) {}
 
   // Checks the request against the layer and decodes rows that are not f32. `view` and
   // `bound` must stand until finish(). The refusal, if there is one.
@@ -66,6 +67,10 @@ class ExecRequest {
   };
   Rows finish();
   std::uint32_t answer_rows() const;
+  // Runs of pairs of one expert: how many experts it needs, as backbones send them, else more.
+  std::size_t experts() const;
+  // Those that are not in `seen` (by local id) yet, which takes them up.
+  std::size_t count_new_experts(std::vector<bool>& seen) const;
   void release();
 
   // --- together with others of the same recipe, layer and class; none is longer than one piece ---
@@ -84,6 +89,7 @@ class ExecRequest {
   void sum_weighted();
 
   MemoryBudget& budget_;
+  const std::uint32_t piece_pairs_;
   MemoryBudget::Share share_;
   wire::ExecView view_;
   const BoundRecipe* bound_ = nullptr;

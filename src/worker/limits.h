@@ -13,14 +13,18 @@ namespace kvasir::worker {
 
 inline constexpr std::uint32_t kConnectionsMax = 64;
 inline constexpr std::uint32_t kRefusalsMax = 8;           // more than that at once are closed without a word
-inline constexpr std::uint32_t kQueueDefault = 16;         // requests waiting for the engine, of all connections
+inline constexpr std::uint32_t kQueueDefault = 64;         // requests waiting for the engine, of all connections
 inline constexpr std::uint32_t kQueueMax = 4096;
+// Expected time before a newcomer. Past that a replica, or the backbone itself, is quicker for sure; well
+// below the time for which a backbone without either goes on asking.
+inline constexpr std::uint32_t kQueueMsDefault = 5000;
+inline constexpr std::uint32_t kQueueMsMax = 600'000;
 inline constexpr std::uint32_t kSpinUsDefault = 50;
 inline constexpr std::uint32_t kSpinUsMax = 1'000'000;
 inline constexpr std::uint64_t kRequestBytesMax = 2ull << 30;
 inline constexpr std::size_t kScratchBytesKept = 4u << 20;  // larger buffers are given back after each request
-inline constexpr std::uint32_t kPiecePairs = 256;  // of a long request computed before they are sent
-inline constexpr std::uint32_t kMergedPairsMax = 256;  // of several requests computed as one
+inline constexpr std::uint32_t kPiecePairs = 256;           // of a long request computed before they are sent
+inline constexpr std::uint32_t kMergedPairsMax = 256;       // of several requests computed as one
 inline constexpr std::uint32_t kUploadsMax = 4;             // being received at once, of all connections
 inline constexpr std::uint64_t kUploadSlackBytes = 64 << 10;  // by which loaded experts may be longer than their slice
 inline constexpr std::chrono::milliseconds kEvictionMax{2000};  // users of an evicted layer have to let go of it

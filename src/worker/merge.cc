@@ -60,6 +60,13 @@ std::uint32_t TakenAlong::pairs() const {
   return n;
 }
 
+std::size_t TakenAlong::experts(const ExecRequest& own) const {
+  std::vector<bool> seen;
+  std::size_t n = own.count_new_experts(seen);
+  for (const auto& work : works_) n += work->request.count_new_experts(seen);
+  return n;
+}
+
 Status TakenAlong::compute(ffn::Engine& engine, ExecRequest& own, ExecRequest::Batch& batch) {
   std::vector<ExecRequest*> requests{&own};
   for (const auto& work : works_) requests.push_back(&work->request);

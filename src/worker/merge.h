@@ -20,7 +20,7 @@ namespace kvasir::worker {
 // A request that waits and may be taken along; then its owner, woken, finishes and sends it.
 struct MergeableWork final : ComputeGate::Work {
   MergeableWork(MemoryBudget& budget, const wire::LayerId& id, const wire::Recipe& how, Bytes bytes)
-      : layer_id(id), recipe(how), payload(std::move(bytes)), request(budget) {}
+      : layer_id(id), recipe(how), payload(std::move(bytes)), request(budget, /*piece_pairs=*/0) {}
   const wire::LayerId layer_id;
   const wire::Recipe recipe;
   const Bytes payload;
@@ -49,6 +49,7 @@ class TakenAlong {
   bool empty() const { return works_.empty(); }
   std::size_t size() const { return works_.size(); }
   std::uint32_t pairs() const;
+  std::size_t experts(const ExecRequest& own) const;  // different ones, of `own` and them
   // Computes `own` and them, and delivers them.
   Status compute(ffn::Engine& engine, ExecRequest& own, ExecRequest::Batch& batch);
 

@@ -110,7 +110,9 @@ class RawSession {
     const Status computed = bound_.layer->plain
                                 ? core_.engine->compute(bound_.recipe, bound_.layer->tensors, rows, pairs, out)
                                 : core_.engine->compute_fast(bound_.recipe, bound_.layer->copies, rows, pairs, out);
-    core_.stats.count_compute(pairs.size(), monotonic_now() - start);
+    // Its pairs come token by token; how many experts they share is not worth counting.
+    core_.stats.count_compute(bound_.layer->plain ? wire::Numerics::kExact : wire::Numerics::kFast, pairs.size(), pairs.size(),
+                              monotonic_now() - start);
     return computed;
   }
 

@@ -8,6 +8,7 @@
 
 #include "base/log_limit.h"
 #include "ffn/engine.h"
+#include "ffn/tuner.h"
 #include "net/grant.h"
 #include "net/tls.h"
 #include "spdlog/spdlog.h"
@@ -31,6 +32,8 @@ struct GrantCheck {
 
 struct ServerOptions {
   std::uint32_t queue = kQueueDefault;
+  std::uint32_t queue_ms = kQueueMsDefault;  // 0: by number alone
+  std::uint32_t piece_pairs = kPiecePairs;  // 0: every request is one piece
   std::uint32_t spin_us = kSpinUsDefault;
   std::uint64_t request_bytes_max = kRequestBytesMax;
   std::uint32_t merged_pairs_max = kMergedPairsMax;  // 0: no request shares a computation
@@ -42,7 +45,7 @@ struct ServerOptions {
   std::optional<std::uint32_t> raw_layer;
   std::optional<net::TlsContext> tls;
   std::string software = "kvasir";
-  std::uint32_t pair_us = 0;  // measured by the tuner, for PONG until requests show better
+  ffn::Tuning tuning;  // as measured at the start; zeros: not measured
   std::string stats_file;
   std::string metrics_file;
   Timeouts timeouts;
@@ -55,9 +58,9 @@ struct ServerCore {
         store(std::move(held), options.memory_bytes, buffer_type),
         engine(std::move(ffn_engine)),
         numerics_id(std::move(id)),
-        gate(options.queue),
+        gate(options.queue, std::chrono::milliseconds(options.queue_ms)),
         budget(options.request_bytes_max) {
-    stats.set_pair_us(options.pair_us);
+    stats.costs.seed(options.tuning.exact, options.tuning.fast);
   }
 
   // A line that a peer has caused, unless those are too many.

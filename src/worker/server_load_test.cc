@@ -53,6 +53,34 @@ TEST_F(ServerTest, AFullQueueIsBusyAndPingsAreAnsweredMeanwhile) {
   expect_answers(*second, 4);
 }
 
+// A line of requests that are long, by what was measured at the start, is full before their number is.
+TEST_F(ServerTest, AdmissionGoesByMeasuredTime) {
+  ServerOptions options;
+  options.queue_ms = 1000;
+  options.tuning.exact.fill(1);  // pairs a second: a thousand times slower than it is
+  TestServer server({slice()}, options);
+  const auto first = connect(server), other = connect(server), third = connect(server), control = connect(server);
+  const auto ping = [&] {
+    control->send(FrameType::kPing, 1, wire::Ping{.sent_ns = 1});
+    const auto pong = control->next();
+    EXPECT_TRUE(pong && pong->type == FrameType::kPong);
+    return wire::decode_pong(control->payload()).value();
+  };
+  EXPECT_EQ(ping().row_us, 1'000'000u) << "known before the first request";
+  send_long_request(*first, 1);
+  send_long_request(*other, 2);  // one may always wait
+  wire::Pong load = ping();
+  for (const TimePoint until = monotonic_now() + std::chrono::seconds(20); load.queued == 0 && monotonic_now() < until;) load = ping();
+  EXPECT_EQ(load.queued, 1u);
+  third->send_exec(3, head(1, 4), all_pairs(1), random_rows(kWidth, 2));
+  const wire::ErrorMessage busy = third->error(3);
+  EXPECT_EQ(busy.code, ErrorCode::kBusy);
+  EXPECT_EQ(first->result(1).size(), std::size_t{kLongRows} * 4 * kWidth);
+  EXPECT_EQ(other->result(2).size(), std::size_t{kLongRows} * 4 * kWidth);
+  EXPECT_LT(ping().row_us, 1'000'000u) << "requests have shown better";
+  expect_answers(*third, 4);
+}
+
 TEST_F(ServerTest, ManyFramesInOneSegmentAreAllAnswered) {
   TestServer server({slice()});
   const auto client = connect(server);

@@ -33,8 +33,8 @@ wire::Recipe timing_recipe(const HeldLayer& layer) {
 
 // All that the choice depends on, in one line.
 std::string cache_key(const HeldLayer& layer, ggml_backend_dev_t device, const TuneOptions& options) {
-  std::string key = std::format("2|{}|ggml {}|{} threads|{}x{}x{}", ggml_backend_dev_description(device), ggml_version(),
-                                options.n_threads, layer.n_embd, layer.tensors.down->ne[0], layer.tensors.n_local);
+  std::string key = std::format("2|{}|ggml {}|{} threads{}|{}x{}x{}", ggml_backend_dev_description(device), ggml_version(),
+                                options.n_threads, options.fast ? "" : ", exact alone", layer.n_embd, layer.tensors.down->ne[0], layer.tensors.n_local);
   for (const ffn::ExpertTensors& copy : layer.copies) {
     key += '|';
     for (const ggml_tensor* t : {copy.gate, copy.up, copy.gate_up, copy.down})
@@ -95,8 +95,14 @@ void remember(const std::string& file, const std::string& key, const ffn::Tuning
 }
 
 // Classes with the same plan share a line.
-std::vector<std::string> describe(const ffn::Tuning& tuning, const HeldLayer& layer) {
+std::vector<std::string> describe(const ffn::Tuning& tuning, const HeldLayer& layer, bool fast) {
   std::vector<std::string> lines;
+  if (!fast) {
+    std::string line = "class exact, 1 2 4 … rows an expert:";
+    for (const double speed : tuning.exact) line += std::format(" {:.0f}", speed);
+    lines.push_back(line + " pairs/s");
+    return lines;
+  }
   for (std::uint32_t c = 0; c < ffn::kRowClasses;) {
     std::uint32_t end = c + 1;
     while (end < ffn::kRowClasses && tuning.plans[end] == tuning.plans[c]) ++end;
@@ -120,6 +126,7 @@ Result<std::optional<WorkerTuning>> tune_store(const SliceStore& store, ffn::Eng
   const HeldLayer& layer = *store.layers().front();
   const wire::Recipe recipe = timing_recipe(layer);
   if (!ffn::Engine::check(recipe, layer.tensors)) return std::nullopt;  // a layer that no recipe fits
+  if (!options.fast && !layer.plain) return std::nullopt;
   KVASIR_ASSIGN(ggml_backend_dev_t device, ffn::find_device(options.device));
   const std::string key = cache_key(layer, device, options);
   WorkerTuning result;
@@ -131,13 +138,13 @@ Result<std::optional<WorkerTuning>> tune_store(const SliceStore& store, ffn::Eng
   if (known) {
     result.tuning = *known;
     result.cached = true;
-    engine.set_fast_plans(result.tuning.plans);
+    if (options.fast) engine.set_fast_plans(result.tuning.plans);
   } else {
     KVASIR_ASSIGN(result.tuning, ffn::tune(engine, recipe, layer.copies,
-                                           {.device = device, .n_threads = options.n_threads, .plain = layer.plain, .budget = options.budget}));
+                                           {.device = device, .n_threads = options.n_threads, .plain = layer.plain, .fast = options.fast, .budget = options.budget}));
     if (!options.cache_file.empty()) remember(options.cache_file, key, result.tuning);
   }
-  result.lines = describe(result.tuning, layer);
+  result.lines = describe(result.tuning, layer, options.fast);
   return result;
 }
 

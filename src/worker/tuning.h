@@ -14,6 +14,7 @@ namespace kvasir::worker {
 struct TuneOptions {
   std::string device = "CPU";
   int n_threads = 1;
+  bool fast = true;  // false: only how fast class exact is
   std::string cache_file;  // empty: measure each time, keep nothing
   Nanos budget = std::chrono::milliseconds(4500);
 };
@@ -24,7 +25,7 @@ struct WorkerTuning {
   std::vector<std::string> lines;  // what was chosen, for people
 };
 
-// Sets the engine's plans for class fast. nullopt: the store holds nothing to measure on. A
+// Sets the engine's plans for class fast. nullopt: the store holds nothing to measure (on). A
 // cache file that cannot be read or written costs the measurement only.
 Result<std::optional<WorkerTuning>> tune_store(const SliceStore& store, ffn::Engine& engine, const TuneOptions& options);
 

@@ -115,6 +115,22 @@ TEST_F(TuningTest, WhatWasMeasuredIsReadTheNextTime) {
   EXPECT_FALSE(tune_store(store, *engine, other).value().value().cached);
 }
 
+// A worker for class exact alone knows its speed from the start, too.
+TEST_F(TuningTest, ExactAloneIsMeasuredWithoutPlans) {
+  const auto engine = ffn::Engine::create({}).value();
+  const SliceStore store = load(Packing::kNone);
+  TuneOptions options;
+  options.cache_file = cache_;
+  options.fast = false;
+  options.budget = std::chrono::milliseconds(200);
+  const WorkerTuning first = tune_store(store, *engine, options).value().value();
+  EXPECT_GT(first.tuning.exact[0], 0);
+  EXPECT_EQ(first.tuning.fast[0], 0);
+  EXPECT_TRUE(tune_store(store, *engine, options).value().value().cached);
+  options.fast = true;
+  EXPECT_FALSE(tune_store(store, *engine, options).value().value().cached) << "that file has no plans";
+}
+
 TEST_F(TuningTest, ADamagedCacheIsMeasuredAnew) {
   const auto engine = ffn::Engine::create({}).value();
   const SliceStore store = load(Packing::kNone);

@@ -28,6 +28,8 @@ std::string WorkerStats::to_metrics(const ComputeGate& gate, std::uint64_t held_
   out.gauge("kvasir_worker_busy_ratio", "Share of the last second spent computing.",
             number(busy_permille(gate, now)) / 1000);
   out.gauge("kvasir_worker_queued_requests", "Requests that wait for their turn.", number(gate.waiting()));
+  out.gauge("kvasir_worker_queued_seconds", "Time they are expected to take.",
+            std::chrono::duration<double>(gate.waiting_time()).count());
   out.counter("kvasir_worker_received_bytes_total", "Bytes of requests' rows.", number(bytes_received));
   out.counter("kvasir_worker_sent_bytes_total", "Bytes of answers' rows.", number(bytes_sent));
   out.gauge("kvasir_worker_held_bytes", "Bytes of the experts held.", number(held_bytes));

@@ -5,15 +5,10 @@
 
 namespace kvasir::worker {
 
-void WorkerStats::count_compute(std::uint64_t n_pairs, Nanos took) {
+void WorkerStats::count_compute(wire::Numerics numerics, std::size_t n_pairs, std::size_t n_experts, Nanos took) {
   pairs += n_pairs;
   compute_ns += static_cast<std::uint64_t>(took.count());
-  const auto us = static_cast<std::uint32_t>(
-      std::clamp<std::int64_t>(took.count() / 1000 / static_cast<std::int64_t>(n_pairs), 1, 1'000'000'000));
-  const std::uint32_t old = pair_us();
-  // An average over about eight requests; lost updates between threads do no harm.
-  pair_us_.store(old == 0 ? us : static_cast<std::uint32_t>((std::uint64_t{old} * 7 + us) / 8),
-                 std::memory_order_relaxed);
+  costs.observe(numerics, n_pairs, n_experts, took);
 }
 
 void WorkerStats::sample(const ComputeGate& gate, TimePoint now) {
@@ -47,9 +42,10 @@ std::string WorkerStats::to_json(const ComputeGate& gate, std::uint64_t held_byt
   put("requests_cancelled", requests_cancelled);
   put("pairs", pairs);
   put("compute_us", compute_ns / 1000);
-  put("pair_us", pair_us());
+  put("pair_us", costs.pair_us());
   put("busy_permille", busy_permille(gate, monotonic_now()));
   put("queued", gate.waiting());
+  put("queued_us", static_cast<std::uint64_t>(gate.waiting_time().count() / 1000));
   put("bytes_received", bytes_received);
   put("bytes_sent", bytes_sent);
   put("held_bytes", held_bytes);

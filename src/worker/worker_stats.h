@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "worker/compute_gate.h"
+#include "worker/cost_model.h"
 
 namespace kvasir::worker {
 
@@ -28,11 +29,9 @@ class WorkerStats {
   std::atomic<std::uint64_t> bytes_received = 0;  // of EXEC payloads
   std::atomic<std::uint64_t> bytes_sent = 0;      // of RESULT rows
 
-  void count_compute(std::uint64_t n_pairs, Nanos took);
-  // What the tuner measured, until requests show better.
-  void set_pair_us(std::uint32_t us) { pair_us_.store(us, std::memory_order_relaxed); }
-  // Microseconds a pair, recently; 0: not known yet.
-  std::uint32_t pair_us() const { return pair_us_.load(std::memory_order_relaxed); }
+  CostModel costs;
+
+  void count_compute(wire::Numerics numerics, std::size_t n_pairs, std::size_t n_experts, Nanos took);
   // Share of about the last second that the gate was held; sampled by the accept loop.
   void sample(const ComputeGate& gate, TimePoint now);
   std::uint32_t busy_permille(const ComputeGate& gate, TimePoint now) const;
@@ -51,7 +50,6 @@ class WorkerStats {
   mutable std::mutex mutex_;
   std::array<Sample, kSamples> samples_{};
   std::size_t next_sample_ = 0;
-  std::atomic<std::uint32_t> pair_us_ = 0;
 };
 
 }  // namespace kvasir::worker
