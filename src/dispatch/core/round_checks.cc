@@ -8,11 +8,11 @@
 
 namespace kvasir::dispatch {
 
-void RoundEngine::add_check(std::uint32_t g) {
+void RoundEngine::add_check(std::uint32_t g, bool sample) {
   if (groups_[g].checked) return;
   groups_[g].checked = true;
   asking_checks_.push_back(static_cast<std::uint32_t>(checks_.size()));
-  checks_.push_back({.group = g});
+  checks_.push_back({.group = g, .sample = sample});
   ++n_open_checks_;
 }
 
@@ -45,7 +45,7 @@ void RoundEngine::ask_opinions(Fleet& fleet, TimePoint now) {
       Group asked = group;
       for (std::uint8_t i = 0; i < check.n_opinions && asked.n_tried < kTriesMax; ++i)
         asked.tried[asked.n_tried++] = check.opinions[i].from;
-      from = choose(fleet, table->find(input_.key), asked, false, now);
+      from = choose(fleet, table->find(input_.key), asked, check.sample && check.n_opinions == 0, now);
     }
     if (!from) {
       ++(check.n_opinions == 0 ? counters_.checks_unanswered : counters_.checks_undecided);
@@ -64,8 +64,10 @@ void RoundEngine::ask_worker(Fleet& fleet, std::uint32_t c, WorkerIndex w, TimeP
   const Group& group = groups_[checks_[c].group];
   Request& request = new_request();
   request.check = c;
+  // Nobody is hedged for a second opinion. One of a sample is waited for until its first deadline, where
+  // another answer would be asked for elsewhere; one that a disagreement hangs on until its second.
+  request.hedge_done = !checks_[c].sample || checks_[c].n_opinions > 1;
   choose_types(request, w, group.wide);
-  request.hedge_done = true;  // nobody is hedged for a second opinion
   const std::uint64_t mark = ++stamp_;
   for (std::uint32_t i = 0; i < group.count; ++i) {
     const std::uint32_t pair = order_[group.first + i];
@@ -209,7 +211,7 @@ void RoundEngine::lied(WorkerIndex w, std::uint32_t pairs) {
   reports_.push_back({.kind = Report::Kind::kLied, .worker = w, .pairs = pairs});
   // Nothing else it said in this round is believed unseen.
   for (std::uint32_t pair = 0; pair < answered_.size(); ++pair)
-    if (answered_[pair] && answered_by_[pair] == w) add_check(pair_group_[pair]);
+    if (answered_[pair] && answered_by_[pair] == w) add_check(pair_group_[pair], false);
 }
 
 }  // namespace kvasir::dispatch

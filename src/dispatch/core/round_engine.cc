@@ -278,7 +278,8 @@ void RoundEngine::check_deadlines(Fleet& fleet, TimePoint now) {
       stop_waiting(requests_[i]);
     } else if (!requests_[i].hedge_done && now >= requests_[i].hedge_at) {
       links_[requests_[i].worker].suspect = true;
-      hedge(fleet, requests_[i], now);
+      if (requests_[i].check == Request::kNoCheck) hedge(fleet, requests_[i], now);
+      else stop_waiting(requests_[i]);
     }
   }
 }

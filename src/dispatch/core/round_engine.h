@@ -220,7 +220,7 @@ class RoundEngine {
   // Compares where both sides are there; what is wrong is replaced and its worker reported.
   void judge_checks(CheckedRows& rows);
   // Asks for a check of the expert of that pair, beside those that are drawn.
-  void check_expert_of(std::uint32_t pair) { add_check(pair_group_[pair]); }
+  void check_expert_of(std::uint32_t pair) { add_check(pair_group_[pair], false); }
 
   // --- orders: read, carry out, clear ---
   struct Cancel {
@@ -295,7 +295,7 @@ class RoundEngine {
   void finish_local(Nanos took);
 
   // round_checks.cc
-  void add_check(std::uint32_t group);
+  void add_check(std::uint32_t group, bool sample);
   void ask_opinions(Fleet& fleet, TimePoint now);
   void ask_worker(Fleet& fleet, std::uint32_t check, WorkerIndex w, TimePoint now);
   std::uint32_t opinion_slot(const Request& request) const;
@@ -316,8 +316,9 @@ class RoundEngine {
   void grow(std::size_t n_workers);
   Status group_pairs(const RoundInput& input);
   void place(Fleet& fleet, std::vector<std::uint32_t>& groups, bool hedge, TimePoint now);
+  // `spare`: for an answer that the round can do without, so only of a worker without doubts.
   // `passed_over`: the other one of two candidates, if both were measured.
-  std::optional<WorkerIndex> choose(Fleet& fleet, const LayerRoutes* routes, const Group& group, bool hedge,
+  std::optional<WorkerIndex> choose(Fleet& fleet, const LayerRoutes* routes, const Group& group, bool spare,
                                     TimePoint now, std::optional<WorkerIndex>* passed_over = nullptr);
   void send_trials(Fleet& fleet, TimePoint now);
   bool build_requests(Fleet& fleet, WorkerIndex w, std::span<const std::uint32_t> groups, bool hedge, TimePoint now);

@@ -162,7 +162,7 @@ void RoundEngine::send_trials(Fleet& fleet, TimePoint now) {
   trials_.clear();
 }
 
-std::optional<WorkerIndex> RoundEngine::choose(Fleet& fleet, const LayerRoutes* routes, const Group& group, bool hedge,
+std::optional<WorkerIndex> RoundEngine::choose(Fleet& fleet, const LayerRoutes* routes, const Group& group, bool spare,
                                                TimePoint now, std::optional<WorkerIndex>* passed_over) {
   if (routes == nullptr || group.repeated || group.n_tried == kTriesMax || group.count > input_.request_pairs_max ||
       group.count > input_.request_rows_max)
@@ -171,7 +171,7 @@ std::optional<WorkerIndex> RoundEngine::choose(Fleet& fleet, const LayerRoutes* 
   // Two candidates drawn from the best class by reservoir sampling.
   WorkerIndex drawn[2] = {};
   std::uint32_t n = 0;
-  Usable best = hedge ? Usable::kYes : Usable::kAvoid;  // a hedge on a doubtful worker is wasted
+  Usable best = spare ? Usable::kYes : Usable::kAvoid;  // from a doubtful worker it is worth nothing
   for (WorkerIndex w : replicas) {
     const Link& link = links_[w];
     if (!link.ready || link.stalled) continue;
@@ -195,12 +195,12 @@ std::optional<WorkerIndex> RoundEngine::choose(Fleet& fleet, const LayerRoutes* 
   if (n == 1) return drawn[0];
   if (fleet.rng().below(2) == 1) std::swap(drawn[0], drawn[1]);  // ties fall evenly
   for (const WorkerIndex w : drawn)
-    if (!hedge && !fleet.is_measured(w) && fleet.rng().below(tuning_.unmeasured_one_in) == 0) return w;
+    if (!spare && !fleet.is_measured(w) && fleet.rng().below(tuning_.unmeasured_one_in) == 0) return w;
   const Nanos first = fleet.predicted_finish(drawn[0], pairs_on_worker_[drawn[0]] + group.count, now);
   const Nanos second = fleet.predicted_finish(drawn[1], pairs_on_worker_[drawn[1]] + group.count, now);
   // Nearly equal: as they were drawn, so that the work is shared and both stay measured.
   const bool swapped = second < first - first / kNearlyEqualOneIn;
-  if (passed_over != nullptr && !hedge) *passed_over = drawn[swapped ? 0 : 1];
+  if (passed_over != nullptr && !spare) *passed_over = drawn[swapped ? 0 : 1];
   return drawn[swapped ? 1 : 0];
 }
 
@@ -255,7 +255,7 @@ bool RoundEngine::build_requests(Fleet& fleet, WorkerIndex w, std::span<const st
       group.tried[group.n_tried++] = w;
       group.hedged |= hedge;
       // A sum over a request's experts says nothing about one of them.
-      if (!input_.weighted() && fleet.draw_check(w, group.count)) add_check(groups[at]);
+      if (!input_.weighted() && fleet.draw_check(w, group.count)) add_check(groups[at], tuning_.spot_check < 1);
     }
     request.is_hedge = hedge;
     request.hedge_done = hedge;

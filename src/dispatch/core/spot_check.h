@@ -26,6 +26,7 @@ struct SpotCheck {
   std::uint32_t group = 0;  // the engine's: one expert of the round
   bool open = true;
   bool asking = true;       // an opinion has to be asked for
+  bool sample = false;      // drawn for a share of the answers: the round is not held up for it
   std::uint8_t n_opinions = 0;
   std::array<Opinion, 2> opinions{};  // the second of them only where the first disagrees
 };

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <utility>
 
 #include "dispatch/core/round_engine.h"
 
@@ -243,6 +244,80 @@ TEST(SpotCheck, ASecondOpinionThatIsLateOrLostHoldsNobodyUp) {
     EXPECT_EQ(c.engine.counters().checks_unanswered, 1u);
     EXPECT_EQ(c.fleet.reputation(opinion.worker).offences, 0u);
   }
+}
+
+// A worker that stands still was asked for a second opinion, and the round of the other one's answer
+// was held up for a second, where an answer of its own would have been asked for elsewhere after 4 ms.
+TEST(SpotCheck, OneOfASampleHoldsTheRoundUpNoLongerThanToItsFirstDeadline) {
+  for (const double share : {0.5, 1.0}) {  // new workers are checked ten times as often: both draw every check
+    Checked c(2, false, share);
+    c.begin({{0, 1}});
+    std::vector<Request> sent;
+    for (std::uint32_t i : c.engine.to_send) sent.push_back(c.engine.request(i));
+    c.engine.to_send.clear();
+    ASSERT_EQ(sent.size(), 2u);
+    ASSERT_NE(sent[1].check, Request::kNoCheck);
+    c.engine.on_result(sent[0].worker, sent[0].id, {.n_embd = 4, .first_row = 0, .n_rows = 1, .total_rows = 1}, false, c.now,
+                       [&](std::uint32_t, std::uint32_t pair) {
+                         c.out[pair] = Checked::right(pair);
+                         return RowState::kFinite;
+                       },
+                       [](std::uint32_t, std::uint32_t) { return RowState::kFinite; });
+    c.now = sent[1].hedge_at;
+    ASSERT_LT(sent[1].hedge_at, sent[1].final_at);
+    c.step();
+    // With a share of 1 no answer passes unseen while there is hope.
+    EXPECT_EQ(c.engine.finished(), share < 1);
+    c.now = sent[1].final_at;
+    c.step();
+    c.expect_right();
+    EXPECT_EQ(c.engine.counters().checks_unanswered, 1u);
+
+    // Nor is the next round: nobody asks one that is late for samples.
+    if (share < 1) {
+      c.begin({{0, 1}});
+      EXPECT_EQ(c.engine.to_send.size(), 1u);
+      EXPECT_EQ(c.engine.request(c.engine.to_send[0]).worker, sent[0].worker);
+      c.run();
+      c.expect_right();
+    }
+  }
+}
+
+TEST(SpotCheck, ADisagreementIsWaitedForUntilTheSecondDeadline) {
+  Checked c(3, false, 0.5);
+  c.begin({{0, 1}});
+  const auto answer = [&](const Request& request, int value) {
+    c.slots.resize(c.engine.check_slots());
+    c.engine.on_result(request.worker, request.id, {.n_embd = 4, .first_row = 0, .n_rows = 1, .total_rows = 1}, false, c.now,
+                       [&](std::uint32_t, std::uint32_t pair) {
+                         c.out[pair] = value;
+                         return RowState::kFinite;
+                       },
+                       [&](std::uint32_t, std::uint32_t slot) {
+                         c.slots[slot] = value;
+                         return RowState::kFinite;
+                       });
+  };
+  const auto take_sent = [&] {
+    std::vector<Request> sent;
+    for (std::uint32_t i : std::exchange(c.engine.to_send, {})) sent.push_back(c.engine.request(i));
+    return sent;
+  };
+  const std::vector<Request> sent = take_sent();
+  ASSERT_EQ(sent.size(), 2u);
+  answer(sent[0], 5);
+  answer(sent[1], Checked::right(0));
+  c.step();
+  const std::vector<Request> judges = take_sent();
+  ASSERT_EQ(judges.size(), 1u);
+  c.now = judges[0].hedge_at;
+  c.step();
+  ASSERT_FALSE(c.engine.finished());
+  answer(judges[0], Checked::right(0));
+  c.step();
+  c.expect_right();
+  EXPECT_EQ(c.accused, std::vector<WorkerIndex>{sent[0].worker});
 }
 
 TEST(SpotCheck, WhenALiarIsCaughtTheRestOfItsRoundIsCheckedToo) {
