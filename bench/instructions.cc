@@ -116,7 +116,7 @@ void measure_result() {
 }
 
 void measure_pong() {
-  const wire::Pong pong{.sent_ns = 1, .queued = 2, .queue_capacity = 16, .busy_permille = 500, .row_us = 300};
+  const wire::Pong pong{.sent_ns = 1, .queued = 2, .wait_us = 4800, .busy_permille = 500, .row_us = 300};
   measure("pong there and back", kRepeats, [&] {
     const Bytes frame = wire::encode_frame(wire::FrameType::kPong, 0, pong, true);
     KVASIR_CHECK(wire::decode_pong(open_frame(frame)).has_value());

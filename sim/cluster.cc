@@ -130,6 +130,7 @@ void Worker::receive(const std::shared_ptr<Connection>& from, Message message) {
     case Message::Kind::kPing: {
       Message pong{.kind = Message::Kind::kPong};
       pong.pong.queued = lies_in_pongs ? static_cast<std::uint32_t>(world_.rng.next()) : static_cast<std::uint32_t>(queue_.size());
+      pong.pong.wait_us = lies_in_pongs ? static_cast<std::uint32_t>(world_.rng.next()) : 0;
       pong.pong.row_us = lies_in_pongs ? static_cast<std::uint32_t>(world_.rng.next()) : 100;
       return from->reply(std::move(pong));
     }

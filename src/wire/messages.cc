@@ -154,7 +154,7 @@ Bytes encode(const Pong& pong) {
   ByteWriter out(bytes);
   out.put(pong.sent_ns);
   out.put(pong.queued);
-  out.put(pong.queue_capacity);
+  out.put(pong.wait_us);
   out.put(pong.busy_permille);
   out.put(pong.row_us);
   return bytes;
@@ -165,7 +165,7 @@ Result<Pong> decode_pong(ByteSpan payload) {
   Pong pong;
   pong.sent_ns = in.get<std::uint64_t>();
   pong.queued = in.get<std::uint32_t>();
-  pong.queue_capacity = in.get<std::uint32_t>();
+  pong.wait_us = in.get<std::uint32_t>();
   pong.busy_permille = in.get<std::uint32_t>();
   pong.row_us = in.get<std::uint32_t>();
   if (!in.at_end()) return malformed("PONG", "its length is wrong");

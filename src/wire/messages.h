@@ -188,9 +188,9 @@ struct Ping {
 struct Pong {
   std::uint64_t sent_ns = 0;
   std::uint32_t queued = 0;          // requests waiting
-  std::uint32_t queue_capacity = 0;  // more than this are refused with kBusy
+  std::uint32_t wait_us = 0;         // what those are expected to take, microseconds; 0 with `queued` > 0: unknown
   std::uint32_t busy_permille = 0;   // share of the last second spent computing
-  std::uint32_t row_us = 0;          // recent compute time per pair, microseconds; 0 = unknown
+  std::uint32_t row_us = 0;          // compute time of a pair whose expert has one row, microseconds; 0 = unknown
   friend bool operator==(const Pong&, const Pong&) = default;
 };
 

@@ -118,7 +118,7 @@ inline std::vector<SampleFrame> sample_frames() {
       {"PONG",
        encode_frame(
            FrameType::kPong, 44,
-           Pong{.sent_ns = 1'000'000'007, .queued = 2, .queue_capacity = 16, .busy_permille = 950, .row_us = 180},
+           Pong{.sent_ns = 1'000'000'007, .queued = 2, .wait_us = 4800, .busy_permille = 950, .row_us = 180},
            true)},
       {"DRAIN", encode_empty_frame(FrameType::kDrain, 0)},
       {"UPLOAD", sample_upload()},

@@ -224,9 +224,10 @@ Status Connection::on_frame(const net::Frame& frame) {
     case FrameType::kPing: {
       const Result<wire::Ping> ping = wire::decode_ping(frame.payload);
       if (!ping) return malformed(frame, ping.error().message);
+      const auto wait = std::chrono::ceil<std::chrono::microseconds>(core_.gate.waiting_time()).count();
       const wire::Pong pong{.sent_ns = ping->sent_ns,
                             .queued = core_.gate.waiting(),
-                            .queue_capacity = core_.gate.waiting_max(),
+                            .wait_us = static_cast<std::uint32_t>(std::clamp<std::int64_t>(wait, 0, UINT32_MAX)),
                             .busy_permille = core_.stats.busy_permille(core_.gate, monotonic_now()),
                             .row_us = core_.stats.costs.pair_us()};
       return send(wire::encode_frame(FrameType::kPong, frame.header.request_id, pong, checksum()));

@@ -165,6 +165,27 @@ TEST(Fleet, DeadlinesScaleWithPairsAndStayInBounds) {
   EXPECT_GE(large.final, 8s);
 }
 
+// A long prompt that waits there weighs more than a row does.
+TEST(Fleet, AWorkersOwnPredictionOfItsQueueSteersTheChoice) {
+  Fleet fleet(2, {}, 7);
+  const TimePoint now{};
+  for (const WorkerIndex w : {0u, 1u}) {
+    fleet.on_connected(w, 1ms);
+    for (int i = 0; i < 50; ++i)
+      for (const std::uint32_t pairs : {1u, 8u}) fleet.apply({.kind = Report::Kind::kAnswer, .worker = w, .pairs = pairs, .latency = 1ms * pairs}, now);
+  }
+  fleet.on_pong(0, {.queued = 1, .wait_us = 700'000, .row_us = 1000}, 1ms, now);
+  fleet.on_pong(1, {.queued = 3, .row_us = 1000}, 1ms, now);  // has measured nothing: three of one pair
+  EXPECT_GE(fleet.predicted_finish(0, 8, now), 700ms);
+  EXPECT_LE(fleet.predicted_finish(1, 8, now), 20ms);
+  EXPECT_TRUE(fleet.is_busy(0, 8, now));
+  // It is believed within limits, and not without a request that waits.
+  fleet.on_pong(0, {.queued = 1, .wait_us = UINT32_MAX}, 1ms, now);
+  EXPECT_LE(fleet.predicted_finish(0, 8, now), Tuning{}.deadline_ceiling + 1s);
+  fleet.on_pong(0, {.queued = 0, .wait_us = 700'000}, 1ms, now);
+  EXPECT_FALSE(fleet.is_busy(0, 8, now));
+}
+
 TEST(RoundEngine, SendsEachNeededRowOnceAndKeepsAnExpertTogether) {
   Cluster c(2);
   c.up(0, holds(0, 8));

@@ -136,10 +136,12 @@ void Fleet::on_pong(WorkerIndex w, const wire::Pong& pong, Nanos round_trip, Tim
   if (worker.latency.samples() == 0)
     worker.latency.set_prior(round_trip, pong.row_us > 0 ? Nanos(std::chrono::microseconds(pong.row_us))
                                                           : Nanos(std::chrono::milliseconds(1)));
-  // Each waiting request is taken for one like our own smallest; a claim that is far off
-  // costs the worker traffic or the round one hedge, never correctness.
+  // As the worker predicts it; where it has measured nothing, each waiting request is taken for one
+  // like our own smallest. A claim that is far off costs the worker traffic or the round one hedge,
+  // never correctness.
   const std::int64_t queued = std::min<std::uint32_t>(pong.queued, 1024);
-  worker.queue_wait = std::min(worker.latency.predict(1).expected * queued, tuning_.deadline_ceiling);
+  const Nanos wait = pong.wait_us > 0 ? Nanos(std::chrono::microseconds(pong.wait_us)) : worker.latency.predict(1).expected * queued;
+  worker.queue_wait = std::min(queued > 0 ? wait : Nanos(0), tuning_.deadline_ceiling);
   worker.queue_seen = now;
 }
 
