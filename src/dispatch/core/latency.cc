@@ -79,13 +79,15 @@ void LatencyModel::observe(std::uint32_t pairs, Nanos latency) {
 
 bool LatencyModel::improve(std::uint32_t pairs, Nanos latency) {
   constexpr double kMuch = 0.8;
-  const Prediction before = predict(pairs);
-  const double expected = std::max(1.0, static_cast<double>(before.expected.count()));
-  const double ratio = std::max(1.0, static_cast<double>(latency.count())) / expected;
-  if (samples_ == 0 || ratio >= 1) return false;
-  const double factor = std::sqrt(ratio), gained = expected * (1 - factor);
-  for (Bucket& bucket : buckets_) bucket.ns = std::max(bucket.ns * factor, bucket.ns - gained);
-  return ratio <= kMuch;
+  bool much = false;
+  for (Bucket& bucket : buckets_) {
+    if (bucket.count == 0) continue;
+    const double at_most = std::max(1.0, static_cast<double>(latency.count())) * std::max(1.0, bucket.pairs / std::max(pairs, 1u));
+    if (at_most >= bucket.ns) continue;
+    much |= at_most <= kMuch * bucket.ns;
+    bucket.ns = std::sqrt(bucket.ns * at_most);
+  }
+  return much;
 }
 
 double LatencyModel::ratio_quantile(double quantile) const {

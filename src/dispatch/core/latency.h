@@ -18,9 +18,9 @@ class LatencyModel {
 
   // One answer to a request of `pairs` (> 0) pairs.
   void observe(std::uint32_t pairs, Nanos latency);
-  // One answer to a request of `pairs` pairs took `latency` at most, and what was measured is old:
-  // moves half way there (of the ratio) if that is less than expected, larger sizes by no more than
-  // the time that this one is quicker. True if it is quicker by a fifth at least.
+  // One answer to a request of `pairs` pairs took `latency` at most, and what was measured is old.
+  // Fewer pairs do not take longer, and more of them no longer than in proportion: each size that was
+  // expected above that moves half way there (of the ratio). True if one was by a quarter at least.
   bool improve(std::uint32_t pairs, Nanos latency);
   // Used until something is measured.
   void set_prior(Nanos fixed, Nanos per_pair);

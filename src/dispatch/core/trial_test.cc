@@ -1,6 +1,8 @@
 // A replica that was slow once gets its share back, and no round pays for finding out.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "dispatch/core/test_cluster.h"
 
 namespace kvasir::dispatch {
@@ -21,7 +23,15 @@ TEST(LatencyModel, AnOldEstimateGivesWayToAQuickerAnswer) {
   EXPECT_TRUE(model.improve(8, 400us));
   EXPECT_NEAR(static_cast<double>(model.predict(8).expected.count()), 4e6, 4e5);
   EXPECT_LT(model.predict(1).expected, 5ms);
-  EXPECT_GT(model.predict(4096).expected, 3900ms) << "36 ms quicker at most";
+  EXPECT_NEAR(static_cast<double>(model.predict(4096).expected.count()), std::sqrt(4e9 * 512 * 4e5), 1e6) << "in proportion at most";
+  // Small requests may have been quick all the time: what was slow with larger ones is believed no more.
+  LatencyModel mixed;
+  for (int i = 0; i < 20; ++i) {
+    mixed.observe(1, 1ms);
+    mixed.observe(8, 40ms);
+  }
+  EXPECT_TRUE(mixed.improve(1, 1ms));
+  EXPECT_LT(mixed.predict(8).expected, 20ms);
 }
 
 // Two workers that hold everything; the first was measured at 40 ms, the second at 1 ms.
