@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "cli/commands.h"
+#include "cli/confine_option.h"
 #include "cli/console.h"
 #include "cli/lan.h"
 #include "cli/live_line.h"
@@ -30,6 +31,7 @@ struct Options {
   double busy_load = 0;
   LogOptions log;
   std::string metrics;
+  bool no_confine = false;
 };
 
 std::atomic<bool> stop_asked{false};
@@ -127,6 +129,13 @@ int run(Options& options) {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGTERM, on_stop_signal);
   std::signal(SIGINT, on_stop_signal);
+  Confinement files;
+  files.keeps(options.node.data_dir.string());
+  files.keeps(options.node.cache_dir.string());
+  files.reads(options.node.hub.ca_file);
+  if (!is_metrics_port(options.metrics)) files.rewrites(options.metrics);
+  files.computes_on(options.node.device);
+  spdlog::info("{}", files.enforce(options.no_confine));
   // A line about now at the foot of the log, where somebody looks.
   auto live = std::make_shared<LiveLine>(!options.log.quiet && !options.log.is_json());
   options.node.log = [live](const std::string& line) { live->above([&] { spdlog::info("{}", line); }); };
@@ -194,6 +203,7 @@ void add_join(CLI::App& app, int& exit_code) {
   command->add_option("--data", options->data_dir, "folder of this node's identity");
   command->add_option("--cache", options->cache_dir, "folder of fetched slices");
   add_log_options(*command, options->log);
+  add_confine_option(*command, options->no_confine);
   command->add_option("--metrics", options->metrics, kMetricsHelp);
   command->add_flag("--once", node.once, "fetch one assignment, see it counted, print its files, and end");
   command->callback([options, &exit_code] { exit_code = run(*options); });

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "cli/commands.h"
+#include "cli/confine_option.h"
 #include "cli/console.h"
 #include "cli/log_format.h"
 #include "cli/metrics_option.h"
@@ -55,6 +56,7 @@ struct Options {
   std::string stats_file;
   WorkerRelay relay;
   std::string metrics;
+  bool no_confine = false;
 };
 
 bool is_loopback(const net::Address& address) {
@@ -115,13 +117,29 @@ void on_stop_signal(int) {
   if (worker::Server* server = running.load()) server->request_stop();
 }
 
+std::string data_dir_of(const Options& options) {
+  return options.data_dir.empty() ? default_data_dir() : options.data_dir;
+}
+
+std::string confine_worker(const Options& options, const discovery::Announcer* announcer) {
+  Confinement files;
+  files.keeps(data_dir_of(options));
+  for (const std::string& slice : options.slices) files.reads_model(slice);
+  for (const std::string* file : {&options.token_file, &options.relay.token_file, &options.relay.ca_file}) files.reads(*file);
+  files.rewrites(options.stats_file);
+  if (!is_metrics_port(options.metrics)) files.rewrites(options.metrics);
+  files.computes_on(options.device);
+  if (announcer != nullptr) files.ends(announcer->child());
+  return files.enforce(options.no_confine);
+}
+
 // Picks the plans of class fast, and says which and how fast they are.
 Result<ffn::Tuning> tune(const Options& options, const worker::SliceStore& store, ffn::Engine& engine, int n_threads) {
   worker::TuneOptions tune_options;
   tune_options.device = options.device;
   tune_options.n_threads = n_threads;
   tune_options.fast = options.numerics != "exact";
-  tune_options.cache_file = (options.data_dir.empty() ? default_data_dir() : options.data_dir) + "/plans";
+  tune_options.cache_file = data_dir_of(options) + "/plans";
   KVASIR_ASSIGN(const std::optional<worker::WorkerTuning> tuned, worker::tune_store(store, engine, tune_options));
   if (!tuned) return ffn::Tuning{};
   for (const std::string& line : tuned->lines) spdlog::info("{} {}", tuned->cached ? "plan, as measured before:" : "plan:", line);
@@ -146,6 +164,7 @@ Result<bool> serve(const Options& options) {
   if (!options.no_announce && discovery::is_enabled() && !net::is_loopback_host(where.host)) {
     KVASIR_ASSIGN(announcer, discovery::Announcer::make());
   }
+  const std::string confined = confine_worker(options, announcer.get());
   worker::ServerOptions server_options;
   server_options.queue = options.queue;
   server_options.queue_ms = options.queue_ms;
@@ -162,7 +181,7 @@ Result<bool> serve(const Options& options) {
   std::optional<net::TlsIdentity> identity;
   WorkerRelay relay = options.relay;
   if (encrypted || relay.asked()) {
-    KVASIR_ASSIGN(identity, net::load_or_make_tls_identity(options.data_dir.empty() ? default_data_dir() : options.data_dir));
+    KVASIR_ASSIGN(identity, net::load_or_make_tls_identity(data_dir_of(options)));
     if (encrypted) {
       KVASIR_ASSIGN(server_options.tls, net::TlsContext::server(*identity));
     }
@@ -209,6 +228,7 @@ Result<bool> serve(const Options& options) {
                     server->adopt(std::move(stream), std::move(peer));
                   }));
   }
+  spdlog::info("{}", confined);
   std::printf("%s\n", link_line(where, server->port(), identity ? &*identity : nullptr, encrypted, relay).c_str());
   std::fflush(stdout);
   if (announcer) {
@@ -243,6 +263,7 @@ void add_common(CLI::App& command, Options& options) {
   command.add_flag("--no-verify", options.no_verify, "do not compare the slices with their hashes");
   command.add_flag("-v,--verbose", options.log.verbose, "log every connection");
   add_log_options(command, options.log);
+  add_confine_option(command, options.no_confine);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/hex.h"
+#include "cli/confine_option.h"
 #include "cli/console.h"
 #include "cli/hub_node.h"
 #include "cli/log_format.h"
@@ -37,7 +38,7 @@ struct Options {
   std::string listen = "127.0.0.1:8080";
   std::string data_dir, models_dir, store_url, certificate, key, public_url;
   std::vector<std::string> names;  // of its own certificate
-  bool no_proof = false, trust_proxy = false, public_view = false, no_announce = false, tls = false;
+  bool no_proof = false, trust_proxy = false, public_view = false, no_announce = false, tls = false, no_confine = false;
   LogOptions log;
   std::uint32_t target = hub::MarketOptions{}.target;
   std::uint32_t experts_min = hub::MarketOptions{}.experts_min;
@@ -91,6 +92,23 @@ std::string shown_url(const hub::ServerOptions& options, std::uint16_t port) {
   return std::format("{}://{}", options.certificate_file.empty() ? "http" : "https", net::format_host_port(shown));
 }
 
+std::string confine_hub(const Options& options, const discovery::Announcer* announcer) {
+  Confinement files;
+  files.keeps(options.data_dir);
+  ::setenv("SQLITE_TMPDIR", options.data_dir.c_str(), /*overwrite=*/1);  // where large sorts go
+  files.reads(options.models_dir);
+  // Links in it lead to models elsewhere; where those of this moment lead is read, too.
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(options.models_dir, ignored))
+    if (entry.is_symlink(ignored)) files.reads(std::filesystem::canonical(entry.path(), ignored).parent_path().string());
+  for (const std::string* file : {&options.certificate, &options.key}) files.reads(*file);
+  // libpq's own files.
+  if (const char* home = std::getenv("HOME"); home != nullptr)
+    for (const char* name : {"/.pgpass", "/.postgresql", "/.pg_service.conf"}) files.reads(home + std::string(name));
+  if (announcer != nullptr) files.ends(announcer->child());
+  return files.enforce(options.no_confine);
+}
+
 Status serve(const Options& options) {
   if (options.data_dir.empty()) return fix_input("name the hub's folder: --data DIR.");
   if (options.models_dir.empty()) return fix_input("name the folder of GGUF files that the hub serves: --models DIR.");
@@ -110,6 +128,7 @@ Status serve(const Options& options) {
   sigemptyset(&signals);
   for (const int s : {SIGTERM, SIGINT}) sigaddset(&signals, s);
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  const std::string confined = confine_hub(options, announcer.get());
 
   const auto log = [](const std::string& line) { spdlog::info("{}", line); };
   KVASIR_ASSIGN(auto store, open_store(options));
@@ -137,6 +156,7 @@ Status serve(const Options& options) {
   KVASIR_ASSIGN(const auto server,
                 hub::Server::start(server_options, hub->router(), hub->authenticator(), hub->relay_host(),
                                    log));
+  spdlog::info("{}", confined);
   hub->set_server_stats([raw = server.get()] { return raw->stats(); });
   std::printf("%s\n", shown_url(server_options, server->port()).c_str());
   std::fflush(stdout);
@@ -308,6 +328,7 @@ void configure_hub(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   app.add_flag("-v,--verbose", options->log.verbose, "log more");
   add_log_options(app, options->log);
+  add_confine_option(app, options->no_confine);
 
   CLI::App* token = app.add_subcommand("token", "Node tokens")->require_subcommand(1);
   CLI::App* create = add(token, "create", "Make a token; it is printed once and kept only as a hash", token_create);

@@ -22,6 +22,7 @@ class Announcer {
 
   // Once; where and what became known after the start.
   void announce(const Service& service);
+  pid_t child() const { return child_; }
 
  private:
   Announcer(pid_t child, int pipe) : child_(child), pipe_(pipe) {}
