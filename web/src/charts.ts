@@ -15,15 +15,16 @@ interface Chart {
   text: (value: number) => string;
   axis?: (value: number) => string; // where it differs
   max?: number;
+  least: number; // top of the axis while all values are smaller, so that its labels differ
 }
 
 const CHARTS: Chart[] = [
-  { title: "Tokens a second", lines: [{ name: "tokens", of: (r) => r.tokens }], text: digits },
-  { title: "Rounds a second", lines: [{ name: "rounds", of: (r) => r.rounds }], text: count },
-  { title: "Time of a round", lines: [{ name: "round", of: (r) => r.round_ms }], text: (v) => `${digits(v)} ms` },
-  { title: "Bytes a second", lines: [{ name: "sent", of: (r) => r.sent }, { name: "received", of: (r) => r.received }], text: bytes },
-  { title: "Computed at the backbone", lines: [{ name: "local share", of: (r) => r.local }], text: percent, axis: (v) => `${Math.round(100 * v)} %`, max: 1 },
-  { title: "Hedges a second", lines: [{ name: "hedges", of: (r) => r.hedges }], text: digits },
+  { title: "Tokens a second", lines: [{ name: "tokens", of: (r) => r.tokens }], text: digits, least: 1 },
+  { title: "Rounds a second", lines: [{ name: "rounds", of: (r) => r.rounds }], text: count, least: 2 },
+  { title: "Time of a round", lines: [{ name: "round", of: (r) => r.round_ms }], text: (v) => `${digits(v)} ms`, least: 0.1 },
+  { title: "Bytes a second", lines: [{ name: "sent", of: (r) => r.sent }, { name: "received", of: (r) => r.received }], text: bytes, least: 1000 },
+  { title: "Computed at the backbone", lines: [{ name: "local share", of: (r) => r.local }], text: percent, axis: (v) => `${Math.round(100 * v)} %`, max: 1, least: 1 },
+  { title: "Hedges a second", lines: [{ name: "hedges", of: (r) => r.hedges }], text: digits, least: 1 },
 ];
 
 const HEIGHT_PX = 120;
@@ -45,8 +46,8 @@ function axis(text: (value: number) => string, size: number): uPlot.Axis {
 }
 
 // A scale that does not jump about near zero.
-function range(max?: number): uPlot.Range.Function {
-  return (_, __, high) => [0, max ?? Math.max(high ? high * 1.1 : 0, 1e-3)];
+function range(least: number, max?: number): uPlot.Range.Function {
+  return (_, __, high) => [0, max ?? Math.max(high ? high * 1.1 : 0, least)];
 }
 
 class TimeChart {
@@ -86,7 +87,7 @@ class TimeChart {
         legend: { show: false },
         cursor: { show: false },
         padding: [6, 16, 0, 0],
-        scales: { x: { time: false, range: [-span_s, 0] }, y: { range: range(this.chart.max) } },
+        scales: { x: { time: false, range: [-span_s, 0] }, y: { range: range(this.chart.least, this.chart.max) } },
         axes: [
           { ...axis((v) => (v === 0 ? "now" : `${Math.round(v / 60)} min`), 22), splits: () => [-480, -240, 0] },
           { ...axis(this.chart.axis ?? this.chart.text, 54), space: 28 },
@@ -158,7 +159,7 @@ class LayerChart {
         legend: { show: false },
         cursor: { show: false },
         padding: [6, 16, 0, 0],
-        scales: { x: { time: false, range: (_, low, high) => [low - 0.6, high + 0.6] }, y: { range: range() } },
+        scales: { x: { time: false, range: (_, low, high) => [low - 0.6, high + 0.6] }, y: { range: range(0.1) } },
         axes: [{ ...axis(String, 22), incrs: [1, 2, 4, 8, 16, 32, 64] }, { ...axis((v) => `${digits(v)} ms`, 54), space: 28 }],
         series: [
           {},
@@ -199,7 +200,7 @@ export class DayChart {
         cursor: { show: false },
         padding: [6, 16, 0, 0],
         tzDate: (ts) => uPlot.tzDate(new Date(ts * 1000), "UTC"),
-        scales: { x: { time: true, range: (_, low, high) => [low - 50000, high + 50000] }, y: { range: range() } },
+        scales: { x: { time: true, range: (_, low, high) => [low - 50000, high + 50000] }, y: { range: range(1) } },
         axes: [{ ...axis((v) => date.format(v * 1000), 22), space: 70 }, { ...axis(count, 54), space: 28 }],
         series: [{}, { fill: colour("line"), stroke: colour("line"), paths: uPlot.paths.bars!({ size: [0.7, 26] }), points: { show: false } }],
       },
