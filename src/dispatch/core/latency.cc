@@ -52,6 +52,10 @@ LatencyModel::Prediction LatencyModel::predict(std::uint32_t pairs) const {
   return {to_nanos(prior_fixed_ns_ + prior_pair_ns_ * x), false};
 }
 
+// What requests of a bucket take at most where one of `pairs` takes `ns`: fewer pairs no longer, more of them no
+// longer than in proportion.
+double LatencyModel::longest(const Bucket& bucket, double pairs, double ns) { return ns * std::max(1.0, bucket.pairs / pairs); }
+
 void LatencyModel::observe(std::uint32_t pairs, Nanos latency) {
   const double ns = std::max(1.0, static_cast<double>(latency.count()));
   const Prediction before = predict(pairs);
@@ -74,6 +78,12 @@ void LatencyModel::observe(std::uint32_t pairs, Nanos latency) {
     bucket.pairs += weight * (pairs - bucket.pairs);
     bucket.ns += weight * (std::min(ns, kOutlierFactor * bucket.ns) - bucket.ns);
   }
+  // What is known of other sizes may be old, and a worker that it makes seem slow is not asked for them again.
+  for (Bucket& other : buckets_) {
+    if (other.count == 0) continue;
+    const double at_most = longest(other, bucket.pairs, bucket.ns);
+    if (other.ns > at_most) other.ns += kSmoothing * (at_most - other.ns);
+  }
   ++samples_;
 }
 
@@ -82,7 +92,7 @@ bool LatencyModel::improve(std::uint32_t pairs, Nanos latency) {
   bool much = false;
   for (Bucket& bucket : buckets_) {
     if (bucket.count == 0) continue;
-    const double at_most = std::max(1.0, static_cast<double>(latency.count())) * std::max(1.0, bucket.pairs / std::max(pairs, 1u));
+    const double at_most = longest(bucket, std::max(pairs, 1u), std::max(1.0, static_cast<double>(latency.count())));
     if (at_most >= bucket.ns) continue;
     much |= at_most <= kMuch * bucket.ns;
     bucket.ns = std::sqrt(bucket.ns * at_most);

@@ -41,6 +41,7 @@ class LatencyModel {
     std::uint32_t count = 0;
   };
   static constexpr std::size_t kBuckets = 24;
+  static double longest(const Bucket& bucket, double pairs, double ns);
   // Ratios from 2^-4 to 2^6 in steps of 2^(1/4).
   static constexpr int kRatioSteps = 4;
   static constexpr int kRatioLow = -4 * kRatioSteps;

@@ -34,6 +34,18 @@ TEST(LatencyModel, AnOldEstimateGivesWayToAQuickerAnswer) {
   EXPECT_LT(mixed.predict(8).expected, 20ms);
 }
 
+// A worker that was slow with large requests, and is asked for small ones since, is not slow for ever.
+TEST(LatencyModel, QuickSmallAnswersAgeWhatIsKnownOfLargerOnes) {
+  LatencyModel model;
+  for (int i = 0; i < 20; ++i) model.observe(16, 160ms);
+  for (int i = 0; i < 40; ++i) model.observe(1, 1ms);
+  EXPECT_LT(model.predict(16).expected, 18ms) << "in proportion";
+  EXPECT_GT(model.predict(16).expected, 15ms) << "and no less";
+  for (int i = 0; i < 40; ++i) model.observe(16, 2ms);
+  EXPECT_LT(model.predict(16).expected, 3ms);
+  EXPECT_LE(model.predict(1).expected, model.predict(16).expected);
+}
+
 // Two workers that hold everything; the first was measured at 40 ms, the second at 1 ms.
 struct Trial : ::testing::Test {
   Cluster c{2};
