@@ -147,7 +147,10 @@ class Backbone(threading.Thread):
         return [f"{self.label}: {problem}" for problem in out + growth(self.samples)]
 
     def open_requests(self):
-        status, slots = self.server.request("GET", "/slots")
+        try:
+            status, slots = self.server.request("GET", "/slots")
+        except OSError as error:  # how it ended is said beside it
+            return [f"{self.label}: no answer to /slots: {error}"]
         if status != 200:
             return [f"{self.label}: /slots says {status}"]
         return [f"{self.label}: slot {slot['id']} is still busy" for slot in slots if slot["is_processing"]]

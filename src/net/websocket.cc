@@ -195,7 +195,7 @@ class RelayedStream final : public WebSocketStream {
     if (got->state == IoState::kWouldBlock) return false;
     boost::system::error_code error;
     if (got->state == IoState::kEnd) {
-      answer_->put_eof(error);
+      if (answer_->got_some()) answer_->put_eof(error);  // an end before the first byte is no message to it
       if (!answer_->is_done()) return broke(Error{ErrorAction::kRetryElsewhere, "it closed it."});
     } else {
       unparsed_.append(reinterpret_cast<const char*>(some.data()), got->bytes);
@@ -238,8 +238,8 @@ class RelayedStream final : public WebSocketStream {
     phase_ = Phase::kOpen;
     answer_.reset();
     // Frames may have come along with the answer.
-    Bytes frames(unparsed_.size());
-    std::memcpy(frames.data(), unparsed_.data(), frames.size());
+    const auto unparsed = std::as_bytes(std::span(unparsed_));
+    Bytes frames(unparsed.begin(), unparsed.end());
     unparsed_.clear();
     KVASIR_ASSIGN(const std::size_t n, take_frames(frames));
     early_.assign(frames.begin(), frames.begin() + static_cast<std::ptrdiff_t>(n));
@@ -283,6 +283,7 @@ class RelayedStream final : public WebSocketStream {
         continue;
       }
       const std::span<std::byte> payload = (*piece)->payload;
+      if (payload.empty()) continue;  // it may lie nowhere
       if (payload.data() != front + n) std::memmove(front + n, payload.data(), payload.size());
       n += payload.size();
     }

@@ -20,6 +20,7 @@ std::unexpected<Error> refuse(std::string_view why) {
 // Copies bytes [at, at + input.size()) of an array of `total` bytes, which grows on the way.
 template <typename T>
 void put_at(std::vector<T>& array, std::size_t at, std::size_t total, ByteSpan input) {
+  if (input.empty()) return;  // then neither need lie anywhere
   const std::size_t needed = at + input.size();
   if (needed > array.size() * sizeof(T)) {
     const std::size_t bytes = std::min(total, std::max(needed + kGrowthBytes, 2 * at));
