@@ -1,12 +1,16 @@
 #include <gtest/gtest.h>
 
 #include "base/bytes.h"
+#include "base/check.h"
 #include "base/expert_set.h"
 #include "base/hex.h"
 #include "base/math.h"
 
 namespace kvasir {
 namespace {
+
+// An assert would be gone from the builds that people run.
+TEST(Check, HoldsInEveryBuild) { EXPECT_DEATH(KVASIR_CHECK(1 + 1 == 3), "1 \\+ 1 == 3"); }
 
 TEST(ByteCursor, ShortReadIsSticky) {
   Bytes bytes;
