@@ -34,6 +34,14 @@ void set_stream_options(int fd) {
   set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kUnacknowledgedMax_ms);
 }
 
+bool is_loopback(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET)
+    return (ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24) == IN_LOOPBACKNET;
+  if (address.ss_family != AF_INET6) return false;
+  const in6_addr& six = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&six) || (IN6_IS_ADDR_V4MAPPED(&six) && six.s6_addr[12] == IN_LOOPBACKNET);
+}
+
 std::string address_text(const sockaddr* address, socklen_t length) {
   char host[NI_MAXHOST];
   char port[NI_MAXSERV];
@@ -119,6 +127,14 @@ std::string format_host_port(const HostPort& where) {
                                   : std::format("{}:{}", where.host, where.port);
 }
 
+void do_not_pace_loopback(int fd) {
+  sockaddr_storage peer{};
+  socklen_t length = sizeof peer;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0 || !is_loopback(peer)) return;
+  constexpr std::string_view kUnpaced = "reno";  // in every kernel, and allowed to everybody
+  ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kUnpaced.data(), kUnpaced.size());
+}
+
 Result<std::vector<Address>> resolve(const HostPort& where) { return lookup(where, 0); }
 
 Result<Fd> start_connect(const Address& address) {
@@ -136,6 +152,7 @@ Status finish_connect(int fd, const Address& address) {
   socklen_t length = sizeof error;
   if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
   if (error != 0) return connect_error(address, error);
+  do_not_pace_loopback(fd);
   return {};
 }
 
@@ -215,6 +232,7 @@ Result<std::optional<Accepted>> accept_from(const Listener& listener) {
     Fd fd(::accept4(listener.fd.get(), reinterpret_cast<sockaddr*>(&peer), &length, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd) {
       set_stream_options(fd.get());
+      do_not_pace_loopback(fd.get());
       return Accepted{std::move(fd), address_text(reinterpret_cast<const sockaddr*>(&peer), length)};
     }
     switch (errno) {

@@ -43,6 +43,9 @@ Result<Fd> start_connect(const Address& address);
 Status finish_connect(int fd, const Address& address);
 // Tries the addresses in turn, each within its share of the time that is left.
 Result<Fd> connect_any(const std::vector<Address>& addresses, Nanos timeout);
+// A connection within this machine has no network to be careful of, but a system whose default is BBR
+// paces it all the same, with a timer for every few packets. Does nothing to other connections.
+void do_not_pace_loopback(int fd);
 // resolve and connect_any.
 Result<Fd> connect_to(const HostPort& where, Nanos timeout);
 

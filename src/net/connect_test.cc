@@ -51,6 +51,10 @@ TEST(Connect, LoopbackBothFamilies) {
       socklen_t length = sizeof value;
       ASSERT_EQ(::getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &value, &length), 0);
       EXPECT_EQ(value, 1);
+      char congestion[16] = {};  // whatever this machine's default is
+      length = sizeof congestion;
+      ASSERT_EQ(::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, congestion, &length), 0);
+      EXPECT_STREQ(congestion, "reno");
     }
     EXPECT_TRUE(server->peer.starts_with(std::string_view(host).contains(':') ? "[::1]:" : "127.0.0.1:"))
         << server->peer;
