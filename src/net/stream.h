@@ -45,6 +45,9 @@ class Stream {
   // bytes at all it only moves buffered output: kDone with 0 bytes when there is none left.
   virtual Result<IoResult> write_some(std::span<const iovec> parts) = 0;
 
+  // A hint: about so many bytes follow, perhaps in several calls, and belong together.
+  virtual void expect_to_write(std::size_t /*bytes*/) {}
+
   // Poll events: POLLIN if the caller reads, and whatever a blocked call waits for. With TLS
   // a blocked read may wait for POLLOUT and a blocked write for POLLIN (the handshake).
   virtual short wants(bool reading = true) const = 0;

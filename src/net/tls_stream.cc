@@ -27,8 +27,13 @@ namespace kvasir::net {
 namespace {
 
 constexpr std::size_t kRecordBytes = 16 << 10;       // plaintext of a full TLS record
-constexpr std::size_t kReadAheadBytes = 128 << 10;   // a decode-size frame by one recv
+constexpr std::size_t kRecordExtraBytes = 22;        // of TLS 1.3: header, kind and tag
 constexpr std::size_t kWriteBatchBytes = 128 << 10;  // plaintext encrypted before one send
+constexpr std::size_t kWriteTailBytes = 32 << 10;    // a rest this small goes with the last batch
+// What one send brought, by one recv. Whole records: OpenSSL fetches the rest of one that was cut by a call of
+// its own. It aligns the first one's payload.
+constexpr std::size_t kReadAheadBytes =
+    (kWriteBatchBytes + kWriteTailBytes) / kRecordBytes * (kRecordBytes + kRecordExtraBytes) + 8;
 constexpr std::size_t kTickets = 1;                  // for one reconnect; it brings the next
 constexpr std::size_t kSessionsMax = 256;            // fingerprints whose last session is kept
 
@@ -251,14 +256,19 @@ class TlsStream final : public Stream {
     KVASIR_ASSIGN(const bool flushed, flush());
     if (!ready || !flushed) return IoResult{IoState::kWouldBlock, 0};
 
+    std::size_t total = 0;
+    for (const iovec& each : parts) total += each.iov_len;
+    lower().expect_to_write(total + (total + kRecordBytes - 1) / kRecordBytes * kRecordExtraBytes);
+    const std::size_t batch = total <= kWriteBatchBytes + kWriteTailBytes ? total : kWriteBatchBytes;
+
     std::size_t accepted = 0;
     std::size_t part = 0;
     std::size_t at = 0;  // in parts[part]
-    while (accepted < kWriteBatchBytes) {
+    while (accepted < batch) {
       while (part < parts.size() && at == parts[part].iov_len) ++part, at = 0;
       if (part == parts.size()) break;
       const auto* data = static_cast<const std::byte*>(parts[part].iov_base) + at;
-      std::size_t size = std::min(parts[part].iov_len - at, kWriteBatchBytes - accepted);
+      std::size_t size = std::min(parts[part].iov_len - at, batch - accepted);
       if (size >= kRecordBytes) {
         size -= size % kRecordBytes;  // full records straight from the caller's memory
         at += size;

@@ -111,6 +111,8 @@ class RelayedStream final : public WebSocketStream {
     return masks_ ? write_masked(parts, size) : write_bare(parts, size);
   }
 
+  void expect_to_write(std::size_t bytes) override { expected_ = bytes; }
+
   short wants(bool reading) const override {
     // Until it is open there are answers to wait for, whatever the caller does.
     return static_cast<short>(lower_->wants(reading || phase_ != Phase::kOpen) | (own_output() ? POLLOUT : 0));
@@ -351,14 +353,15 @@ class RelayedStream final : public WebSocketStream {
     return {};
   }
 
-  // A frame's header from our memory, its payload from the caller's. What the socket does not
-  // take of the payload the caller gives again: the frame then goes on.
+  // A frame's header from our memory, its payload from the caller's. It is as long as what the caller
+  // expects to write, so that the relay has one frame to carry and not many; where the guess was wrong
+  // the next bytes fill it. What the socket does not take the caller gives again.
   Result<IoResult> write_bare(std::span<const iovec> parts, std::size_t size) {
     std::array<iovec, kPartsMax + 1> all;
     std::size_t n = 0, header = 0;
     if (frame_left_ == 0) {
-      frame_left_ = size;
-      header = websocket::encode_header(header_, Op::kBinary, true, size, &kNoMask);
+      frame_left_ = std::max(size, expected_);
+      header = websocket::encode_header(header_, Op::kBinary, true, frame_left_, &kNoMask);
       all[n++] = {header_.data(), header};
     }
     std::size_t left = frame_left_;
@@ -374,6 +377,7 @@ class RelayedStream final : public WebSocketStream {
       if (header > 0) frame_left_ = 0;  // nothing of it has left: the next one may be another
       return IoResult{IoState::kWouldBlock, 0};
     }
+    if (header > 0) expected_ = 0;
     if (bytes < header) append(ByteSpan(header_).subspan(bytes, header - bytes));
     const std::size_t payload = bytes - std::min(bytes, header);
     frame_left_ -= payload;
@@ -417,6 +421,7 @@ class RelayedStream final : public WebSocketStream {
   std::size_t out_at_ = 0;
   websocket::HeaderBytes header_{};
   std::uint64_t frame_left_ = 0;  // of a bare frame's payload
+  std::size_t expected_ = 0;      // that the caller will write
   Bytes controls_;                // that wait for its end
   std::string moved_to_;
   bool closing_ = false, ended_ = false;

@@ -62,6 +62,9 @@ class Parser {
   std::uint64_t payload_left() const { return in_payload_ && !is_control(op_) ? left_ : 0; }
   // …whose bytes need no unmasking, so that somebody may carry them past this parser.
   bool payload_is_bare() const { return from_ == From::kServer || key_ == MaskKey{}; }
+  // Of that frame, known with its header.
+  bool ends_message() const { return fin_; }
+  Op message_op() const { return message_op_; }
   // Somebody has carried so many of them. What passed is the piece's, but for its bytes.
   Piece skip(std::uint64_t bytes);
 

@@ -39,14 +39,19 @@ class RelayTest : public testing::Test {
     return out;
   }
 
-  Socket dial(const std::string& token, std::string_view session) {
+  RelayTest() : RelayTest(options()) {}
+  explicit RelayTest(TestHub::Options options) : hub_(std::move(options)) {}
+
+  using Payload = net::RelayDialer::Payload;
+
+  Socket dial(const std::string& token, std::string_view session, Payload payload = Payload::kAnyBytes) {
     const std::string url = std::format("http://127.0.0.1:{}", hub_.server->port());
     const auto dialer = net::RelayDialer::create({.url = url, .token = token, .ca_file = {}});
     EXPECT_TRUE(dialer);
-    return *dialer->open(*net::connect_to(dialer->dial_address(), kPatience), session);
+    return *dialer->open(*net::connect_to(dialer->dial_address(), kPatience), session, payload);
   }
-  Socket worker(std::string_view session) {
-    Socket out = dial(hub_.worker, session);
+  Socket worker(std::string_view session, Payload payload = Payload::kAnyBytes) {
+    Socket out = dial(hub_.worker, session, payload);
     EXPECT_TRUE(wait_for([&] { return *out->is_open(); }));
     return out;
   }
@@ -59,8 +64,8 @@ class RelayTest : public testing::Test {
     }));
     return out;
   }
-  std::pair<Socket, Socket> pair(std::string_view session) {
-    Socket w = worker(session), b = dial(hub_.backbone, session);
+  std::pair<Socket, Socket> pair(std::string_view session, Payload payload = Payload::kAnyBytes) {
+    Socket w = worker(session, payload), b = dial(hub_.backbone, session, payload);
     EXPECT_TRUE(wait_for([&] { return *b->is_open(); }));
     return {std::move(w), std::move(b)};
   }
@@ -106,20 +111,102 @@ class RelayTest : public testing::Test {
     return out;
   }
 
-  TestHub hub_{options()};
+  TestHub hub_;
 };
 
 TEST_F(RelayTest, CarriesBytesBothWays) {
-  auto [w, b] = pair("laptop");
-  for (const std::size_t n : {std::size_t{1}, std::size_t{6'000}, std::size_t{65'536}, std::size_t{1'000'000}}) {
-    const Bytes out = pattern(n, 1), back = pattern(n, 2);
-    std::thread reader([&, &at = *w] { EXPECT_EQ(receive(at, n), out); });
-    send(*b, out);
-    reader.join();
-    std::thread other([&, &at = *b] { EXPECT_EQ(receive(at, n), back); });
-    send(*w, back);
-    other.join();
+  for (const Payload payload : {Payload::kAnyBytes, Payload::kCiphertext}) {  // masked, and by the kernel's hand
+    auto [w, b] = pair("laptop", payload);
+    for (const std::size_t n : {std::size_t{1}, std::size_t{6'000}, std::size_t{65'536}, std::size_t{1'000'000}}) {
+      const Bytes out = pattern(n, 1), back = pattern(n, 2);
+      std::thread reader([&, &at = *w] { EXPECT_EQ(receive(at, n), out); });
+      send(*b, out);
+      reader.join();
+      std::thread other([&, &at = *b] { EXPECT_EQ(receive(at, n), back); });
+      send(*w, back);
+      other.join();
+    }
   }
+}
+
+// Frames as long as what their sender expects to write, which is a guess.
+TEST_F(RelayTest, ALargeFrameIsCarriedAsItComes) {
+  auto [w, b] = pair("laptop", Payload::kCiphertext);
+  const Bytes bytes = pattern(1'000'000, 1);
+  const ByteSpan all(bytes);
+  b->expect_to_write(900'000);
+  for (std::size_t at = 0; at < all.size(); at += 100'000) {
+    send(*b, all.subspan(at, 100'000));
+    const Bytes got = receive(*w, 100'000);
+    ASSERT_TRUE(std::ranges::equal(got, all.subspan(at, 100'000))) << "at " << at;
+  }
+  w->expect_to_write(300'000);
+  send(*w, all.first(1'000));
+  EXPECT_TRUE(std::ranges::equal(receive(*b, 1'000), all.first(1'000)));
+  send(*b, all.first(10));  // the other way is open meanwhile
+  EXPECT_TRUE(std::ranges::equal(receive(*w, 10), all.first(10)));
+}
+
+TEST_F(RelayTest, AFrameThatBreaksOffEndsTheOther) {
+  for (const bool worker_breaks : {false, true}) {
+    auto [w, b] = pair("laptop", Payload::kCiphertext);
+    Socket& from = worker_breaks ? w : b;
+    const Socket& to = worker_breaks ? b : w;
+    send(*b, pattern(10, 1));  // the worker speaks second
+    receive(*w, 10);
+    from->expect_to_write(1'000'000);
+    send(*from, pattern(100'000, 1));
+    receive(*to, 100'000);
+    from.reset();
+    EXPECT_NE(ending(*to), "");
+    EXPECT_TRUE(wait_for([&] { return hub_.server->stats().relay.pairs == 0; }));
+  }
+}
+
+class ImpatientRelay : public RelayTest {
+ protected:
+  static TestHub::Options impatient() {
+    TestHub::Options out = options();
+    out.server.relay.stall = 200ms;
+    out.server.relay.ping_waiting = 500ms;
+    out.server.relay.silence_waiting = 6s;
+    out.server.relay.idle = 8s;
+    return out;
+  }
+  ImpatientRelay() : RelayTest(impatient()) {}
+};
+
+// Who waits for the rest of a frame does not stall.
+TEST_F(ImpatientRelay, CutsNobodyForASlowSender) {
+  auto [w, b] = pair("laptop", Payload::kCiphertext);
+  b->expect_to_write(200'000);
+  send(*b, pattern(100'000, 1));
+  EXPECT_EQ(receive(*w, 100'000), pattern(100'000, 1));
+  std::this_thread::sleep_for(3s);  // the watchman looks every second
+  send(*b, pattern(100'000, 2));
+  EXPECT_EQ(receive(*w, 100'000), pattern(100'000, 2));
+}
+
+// Waiting sockets are pinged; one that answers may wait for ever, and one that does not makes room.
+TEST_F(ImpatientRelay, NoticesWhoAnswersNoMore) {
+  Socket alive = worker("alive"), silent = worker("silent");
+  const auto waiting = [&] { return hub_.server->stats().relay.waiting; };
+  ASSERT_TRUE(wait_for([&] { return waiting() == 2; }));
+  EXPECT_TRUE(wait_for([&] {
+    EXPECT_TRUE(alive->has_input());  // the pongs are in it
+    return waiting() == 1;
+  }));
+  EXPECT_FALSE(*alive->has_input());
+  Socket b = dial(hub_.backbone, "alive");
+  EXPECT_TRUE(wait_for([&] { return *b->is_open(); }));
+  EXPECT_NE(ending(*silent), "");
+}
+
+TEST_F(ImpatientRelay, EndsAPairWithoutBytes) {
+  auto [w, b] = pair("laptop");
+  const std::string to_worker = ending(*w);
+  EXPECT_NE(to_worker.find("no bytes for a long time"), std::string::npos) << to_worker;
+  EXPECT_NE(ending(*b).find("no bytes for a long time"), std::string::npos);
 }
 
 TEST_F(RelayTest, SeveralConnectionsOfOneWorkerKeepApart) {

@@ -2,6 +2,8 @@
 
 #include <signal.h>
 
+#include <algorithm>
+#include <memory>
 #include <optional>
 #include <thread>
 
@@ -10,10 +12,56 @@
 namespace kvasir::hub {
 namespace {
 
-constexpr int kSocketThreads = 2;
+constexpr unsigned kLoopsMin = 2;
+constexpr unsigned kLoopsMax = 8;
 constexpr int kBacklog = 4096;
 constexpr auto kWatchInterval = std::chrono::milliseconds(250);
 constexpr auto kAcceptPause = std::chrono::milliseconds(50);  // when descriptors run out
+
+// Sockets' threads, each with a loop of its own: connections that share one need no lock, and what
+// happens on one wakes no other.
+class Loops {
+ public:
+  Loops() {
+    const unsigned n = std::clamp(std::thread::hardware_concurrency(), kLoopsMin, kLoopsMax);
+    for (unsigned i = 0; i < n; ++i) loops_.push_back(std::make_unique<Loop>());
+  }
+  // What one of them still holds may be another's: no loop goes before all have let go.
+  ~Loops() {
+    stop();
+    for (const auto& loop : loops_) loop->shutdown();
+  }
+
+  void start() {
+    for (const auto& loop : loops_)
+      threads_.emplace_back([&loop = *loop] {
+        // splice() has no flag against it, and a peer may be gone at any moment.
+        sigset_t pipe;
+        sigemptyset(&pipe);
+        sigaddset(&pipe, SIGPIPE);
+        pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
+        const auto stay = asio::make_work_guard(loop);  // without connections, too
+        loop.run();
+      });
+  }
+  bool running() const { return !threads_.empty(); }
+  void stop() {
+    for (const auto& loop : loops_) loop->stop();
+    threads_.clear();  // joins
+  }
+
+  asio::io_context& first() { return *loops_.front(); }
+  asio::io_context& next() { return *loops_[next_++ % loops_.size()]; }
+
+ private:
+  struct Loop : asio::io_context {
+    Loop() : asio::io_context(1) {}
+    using asio::io_context::shutdown;
+  };
+  std::vector<std::unique_ptr<Loop>> loops_;
+  std::size_t next_ = 0;
+  std::vector<std::jthread> threads_;
+};
 
 bool is_loopback(const Tcp::endpoint& endpoint) { return endpoint.address().is_loopback(); }
 
@@ -23,8 +71,7 @@ class HttpServer final : public Server {
              std::function<void(const std::string&)> log)
       : shared_(std::make_shared<Shared>(std::move(options), router, authenticator, std::move(log))),
         relay_host_(relay_host),
-        strand_(asio::make_strand(io_)),
-        acceptor_(strand_) {}
+        acceptor_(loops_.first()) {}
 
   ~HttpServer() override { stop(Nanos::zero()); }
 
@@ -52,19 +99,11 @@ class HttpServer final : public Server {
   }
 
   void start() {
-    shared_->relay = Relay::create(shared_->options.relay, relay_host_, io_.get_executor(), shared_->handlers,
+    shared_->relay = Relay::create(shared_->options.relay, relay_host_, loops_.first().get_executor(), shared_->handlers,
                                    shared_->log);
-    asio::co_spawn(strand_, accept(), asio::detached);
-    asio::co_spawn(io_, watch(), asio::detached);
-    for (int i = 0; i < kSocketThreads; ++i)
-      threads_.emplace_back([this] {
-        // splice() has no flag against it, and a peer may be gone at any moment.
-        sigset_t pipe;
-        sigemptyset(&pipe);
-        sigaddset(&pipe, SIGPIPE);
-        pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
-        io_.run();
-      });
+    asio::co_spawn(loops_.first(), accept(), asio::detached);
+    asio::co_spawn(loops_.first(), watch(), asio::detached);
+    loops_.start();
   }
 
   std::uint16_t port() const override { return acceptor_.local_endpoint().port(); }
@@ -75,9 +114,9 @@ class HttpServer final : public Server {
   }
 
   void stop(Nanos patience) override {
-    if (threads_.empty()) return;
+    if (!loops_.running()) return;
     shared_->draining = true;
-    asio::post(strand_, [this] {
+    asio::post(loops_.first(), [this] {
       boost::system::error_code ignored;
       acceptor_.close(ignored);
     });
@@ -89,8 +128,7 @@ class HttpServer final : public Server {
       if (late && monotonic_now() >= give_up + kLastWait) break;
     }
     shared_->relay->stop();
-    io_.stop();
-    threads_.clear();  // joins
+    loops_.stop();
     shared_->handlers.join();
     shared_->readers.join();
     shared_->relay->forget_sockets();
@@ -120,18 +158,19 @@ class HttpServer final : public Server {
 
   asio::awaitable<void> accept() {
     while (acceptor_.is_open()) {
-      Tcp::socket socket(asio::make_strand(io_));
+      Tcp::socket socket(loops_.next());
       Tcp::endpoint peer;
       const auto [error] = co_await acceptor_.async_accept(socket, peer, kQuiet);
       if (error) {
         if (!acceptor_.is_open()) co_return;
-        asio::steady_timer pause(io_, kAcceptPause);
+        asio::steady_timer pause(loops_.first(), kAcceptPause);
         co_await pause.async_wait(kQuiet);
         continue;
       }
       boost::system::error_code ignored;
       socket.set_option(Tcp::no_delay(true), ignored);
       socket.native_non_blocking(true, ignored);
+      net::do_not_pace_loopback(socket.native_handle());
       const std::string address = peer.address().to_string();
       if (tls_) {
         launch(std::make_shared<Connection<asio::ssl::stream<Tcp::socket>>>(
@@ -161,7 +200,7 @@ class HttpServer final : public Server {
   }
 
   asio::awaitable<void> watch() {
-    asio::steady_timer timer(io_);
+    asio::steady_timer timer(loops_.first());
     while (true) {
       timer.expires_after(kWatchInterval);
       if (const auto [error] = co_await timer.async_wait(kQuiet); error) co_return;
@@ -171,11 +210,9 @@ class HttpServer final : public Server {
 
   std::shared_ptr<Shared> shared_;
   RelayHost& relay_host_;
-  asio::io_context io_;
   std::optional<asio::ssl::context> tls_;
-  asio::strand<asio::io_context::executor_type> strand_;  // the acceptor's
-  Tcp::acceptor acceptor_;
-  std::vector<std::jthread> threads_;
+  Loops loops_;
+  Tcp::acceptor acceptor_;  // of the first loop
 };
 
 }  // namespace

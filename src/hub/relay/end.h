@@ -54,6 +54,8 @@ class End {
   virtual asio::awaitable<Got> read_piece(bool before_large) = 0;
   virtual asio::awaitable<ErrorCode> write_piece(std::span<const std::byte> payload, bool message_done,
                                                  bool binary) = 0;
+  // To another thread's loop, before the first operation of a pair, with none under way.
+  virtual void move_to(asio::any_io_executor executor) = 0;
   // Belongs to a pair from now on: a peer that vanishes is to be noticed within seconds, and
   // pieces may be of kRelayChunkBytes.
   virtual void watch_closely() = 0;
@@ -67,11 +69,14 @@ class End {
   virtual int bare_fd() const = 0;
   // Payload bytes of the frame under way that are still in the socket and need no unmasking.
   virtual std::uint64_t bare_left() const = 0;
+  // Of that frame: does it end a message, and of which kind.
+  virtual bool bare_ends_message() const = 0;
+  virtual bool bare_is_binary() const = 0;
+  virtual void took_bare(std::uint64_t bytes) = 0;  // so many of them
   virtual asio::awaitable<ErrorCode> wait_readable() = 0;
   virtual asio::awaitable<ErrorCode> wait_writable() = 0;
-  // So many of them were taken; whether the message ends there, and its kind.
-  virtual Got took_bare(std::uint64_t bytes) = 0;
-  // The header of a frame whose payload follows from somewhere else; then end_frame().
+  // The header of a frame whose payload follows from somewhere else; then end_frame(). Where the
+  // payload breaks off nothing more can be said on this connection: abort().
   virtual asio::awaitable<ErrorCode> begin_frame(std::uint64_t payload_bytes, bool message_done, bool binary) = 0;
   virtual void end_frame() = 0;
 

@@ -158,7 +158,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
   }
 
   void join(RelaySlotPtr worker, std::shared_ptr<End> backbone) override {
-    backbone->home = worker->end->home;
+    backbone->move_to(worker->end->home);
     backbone->heard();
     asio::co_spawn(worker->end->home, run_pair(shared_from_this(), worker, std::move(backbone)), asio::detached);
   }

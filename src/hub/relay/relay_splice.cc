@@ -5,13 +5,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 namespace kvasir::hub {
 namespace {
 
-std::atomic<int> n_pipes{0};
+constexpr int kPartsAtOnce = 8;
 
-End::ErrorCode last_error() { return {errno, boost::system::system_category()}; }
+std::atomic<int> n_pipes{0};
 
 }  // namespace
 
@@ -34,34 +35,49 @@ SplicePipe::~SplicePipe() {
   n_pipes.fetch_sub(1, std::memory_order_relaxed);
 }
 
-asio::awaitable<SplicePipe::Moved> SplicePipe::move_some(End& from, End& to) {
+asio::awaitable<SplicePipe::Moved> SplicePipe::move_frame(End& from, End& to, MovedBytes& moved) {
   const unsigned flags = SPLICE_F_MOVE | SPLICE_F_NONBLOCK;
-  ssize_t n = 0;
-  while (true) {
+  bool begun = false;
+  for (int part = 1; from.bare_left() > 0; ++part) {
+    // A frame may be endless; others on this thread want their turn.
+    if (part % kPartsAtOnce == 0) co_await asio::post(asio::use_awaitable);
     const auto wanted = static_cast<std::size_t>(std::min<std::uint64_t>(from.bare_left(), kSplicePipeBytes));
-    n = ::splice(from.bare_fd(), nullptr, write_end_, nullptr, wanted, flags);
-    if (n > 0) break;
-    if (n == 0) co_return Moved{.got = {.error = asio::error::eof}};
-    if (errno == EINTR) continue;
-    if (errno == EINVAL) co_return Moved{.got = {}, .refused = true};
-    if (errno != EAGAIN) co_return Moved{.got = {.error = last_error()}};
-    if (const auto error = co_await from.wait_readable()) co_return Moved{.got = {.error = error}};
-  }
-  const auto bytes = static_cast<std::uint64_t>(n);
-  Moved out{.got = from.took_bare(bytes), .bytes = bytes};
-  if (co_await to.begin_frame(bytes, out.got.message_done, out.got.binary)) {
-    out.to_failed = true;
-    co_return out;
-  }
-  for (std::uint64_t left = bytes; left > 0 && !out.to_failed;) {
-    n = ::splice(read_end_, nullptr, to.bare_fd(), nullptr, static_cast<std::size_t>(left), flags);
-    if (n > 0) left -= static_cast<std::uint64_t>(n);
-    else if (n == 0) out.to_failed = true;
-    else if (errno == EAGAIN) out.to_failed = static_cast<bool>(co_await to.wait_writable());
-    else if (errno != EINTR) out.to_failed = true;
+    const ssize_t taken = ::splice(from.bare_fd(), nullptr, write_end_, nullptr, wanted, flags);
+    if (taken < 0 && errno == EINTR) continue;
+    if (taken < 0 && errno == EINVAL && !begun) co_return Moved::kCannot;
+    if (taken < 0 && errno == EAGAIN) {
+      // Whoever is slow here, it is not `to`.
+      to.writing_since_ns.store(0, std::memory_order_relaxed);
+      if (!co_await from.wait_readable()) continue;
+    }
+    if (taken <= 0) {
+      if (begun) {
+        to.abort();
+        to.end_frame();
+      }
+      co_return Moved::kFromFailed;
+    }
+    if (!std::exchange(begun, true)) {
+      if (co_await to.begin_frame(from.bare_left(), from.bare_ends_message(), from.bare_is_binary()))
+        co_return Moved::kToFailed;
+    }
+    to.writing_since_ns.store(End::now_ns(), std::memory_order_relaxed);
+    from.took_bare(static_cast<std::uint64_t>(taken));
+    for (auto left = static_cast<std::size_t>(taken); left > 0;) {
+      const ssize_t n = ::splice(read_end_, nullptr, to.bare_fd(), nullptr, left, flags);
+      bool failed = n == 0;
+      if (n > 0) left -= static_cast<std::size_t>(n);
+      else if (n < 0 && errno == EAGAIN) failed = static_cast<bool>(co_await to.wait_writable());
+      else if (n < 0 && errno != EINTR) failed = true;
+      if (failed) {
+        to.end_frame();
+        co_return Moved::kToFailed;
+      }
+    }
+    moved.add(static_cast<std::uint64_t>(taken));
   }
   to.end_frame();
-  co_return out;
+  co_return Moved::kWhole;
 }
 
 }  // namespace kvasir::hub

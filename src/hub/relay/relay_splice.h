@@ -15,6 +15,21 @@ inline constexpr std::size_t kSplicePipeBytes = 256 << 10;
 // Of the whole process: the kernel lets an ordinary user have 64 MiB of pipes.
 inline constexpr int kSplicePipesMax = 128;
 
+// What has passed in one direction of a pair.
+class MovedBytes {
+ public:
+  MovedBytes(std::atomic<std::uint64_t>& bytes, std::atomic<std::int64_t>& last_ns)
+      : bytes_(bytes), last_ns_(last_ns) {}
+  void add(std::uint64_t n) {
+    bytes_.fetch_add(n, std::memory_order_relaxed);
+    last_ns_.store(End::now_ns(), std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<std::uint64_t>& bytes_;
+  std::atomic<std::int64_t>& last_ns_;
+};
+
 class SplicePipe {
  public:
   // Null where there are enough already, or the kernel gives none: then bytes are copied.
@@ -23,14 +38,14 @@ class SplicePipe {
   SplicePipe(const SplicePipe&) = delete;
   SplicePipe& operator=(const SplicePipe&) = delete;
 
-  struct Moved {
-    End::Got got{};  // without payload
-    std::uint64_t bytes = 0;
-    bool to_failed = false;
-    bool refused = false;  // these sockets cannot do it: nothing has moved
+  enum class Moved {
+    kWhole,
+    kFromFailed,  // and if a part had moved already, `to` has been aborted
+    kToFailed,
+    kCannot,  // these sockets cannot do it: nothing has moved
   };
-  // A part of the frame under way at `from` as a frame to `to`; waits for the first bytes.
-  asio::awaitable<Moved> move_some(End& from, End& to);
+  // What is left of the frame under way at `from`, as one frame to `to`, each part as soon as it is here.
+  asio::awaitable<Moved> move_frame(End& from, End& to, MovedBytes& moved);
 
  private:
   SplicePipe(int read_end, int write_end) : read_end_(read_end), write_end_(write_end) {}

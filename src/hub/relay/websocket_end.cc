@@ -1,12 +1,16 @@
 // An End over plain TCP or TLS. Beast judges and answers the request; the frames are
 // net/websocket_frames.h, which hands payloads on as they arrive.
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <boost/beast/core.hpp>
 #include <boost/beast/websocket.hpp>
 #include <boost/beast/websocket/ssl.hpp>
+#include <cerrno>
 #include <cstring>
+#include <tuple>
 #include <utility>
 
 #include "hub/relay/end.h"
@@ -55,6 +59,23 @@ class WebSocketEnd final : public End, public std::enable_shared_from_this<WebSo
     paired_ = true;
   }
 
+  void move_to(asio::any_io_executor executor) override {
+    auto& socket = boost::beast::get_lowest_layer(stream_);
+    const auto context_of = [](const asio::any_io_executor& of) { return &asio::query(of, asio::execution::context); };
+    const bool same = context_of(executor) == context_of(socket.get_executor());
+    home = executor;
+    turn_ = asio::steady_timer(executor);
+    if (same) return;
+    ErrorCode error;
+    const Tcp protocol = socket.local_endpoint(error).protocol();
+    const int fd = socket.release(error);
+    if (error) return;  // nothing works on it any more; the next operation says so
+    Tcp::socket there(executor);
+    if (there.assign(protocol, fd, error)) ::close(fd);
+    socket = std::move(there);
+    socket.non_blocking(true, error);
+  }
+
   asio::awaitable<ErrorCode> accept(const Request& request) override {
     beast_websocket::stream<Stream&, /*deflate*/ false> handshake(stream_);
     // Beast's own timers would run on the executor the socket was made with; the connection's
@@ -83,13 +104,17 @@ class WebSocketEnd final : public End, public std::enable_shared_from_this<WebSo
           continue;
         }
       }
+      if (before_large && bare_left() >= kSpliceBytesMin) co_return Got{};  // only its header has been read
       make_room();
-      std::size_t room = in_bytes_;
-      if (before_large && parser_.payload_left() == 0 && parser_.last_payload_bytes() >= kSpliceBytesMin)
-        room = std::min(room, websocket::kHeaderBytesMax);
-      reading.store(true, std::memory_order_relaxed);
-      const auto [error, n] = co_await stream_.async_read_some(asio::buffer(in_.get(), room), kQuiet);
-      reading.store(false, std::memory_order_relaxed);
+      ErrorCode error;
+      std::size_t n = 0;
+      if constexpr (kPlain) {
+        std::tie(error, n) = co_await receive(before_large && parser_.payload_left() == 0);
+      } else {
+        reading.store(true, std::memory_order_relaxed);
+        std::tie(error, n) = co_await stream_.async_read_some(asio::buffer(in_.get(), in_bytes_), kQuiet);
+        reading.store(false, std::memory_order_relaxed);
+      }
       if (error) co_return Got{.error = error};
       heard();
       unparsed_ = {in_.get(), n};
@@ -152,10 +177,11 @@ class WebSocketEnd final : public End, public std::enable_shared_from_this<WebSo
     const auto [error] = co_await boost::beast::get_lowest_layer(stream_).async_wait(Tcp::socket::wait_write, kQuiet);
     co_return error;
   }
-  Got took_bare(std::uint64_t bytes) override {
+  bool bare_ends_message() const override { return parser_.ends_message(); }
+  bool bare_is_binary() const override { return parser_.message_op() != Op::kText; }
+  void took_bare(std::uint64_t bytes) override {
     heard();
-    const Parser::Piece piece = parser_.skip(bytes);
-    return {.error = {}, .message_done = piece.message_done, .binary = piece.op != Op::kText};
+    parser_.skip(bytes);
   }
   asio::awaitable<ErrorCode> begin_frame(std::uint64_t payload_bytes, bool message_done, bool binary) override {
     if (const ErrorCode failed = co_await take_turn()) co_return failed;
@@ -186,6 +212,28 @@ class WebSocketEnd final : public End, public std::enable_shared_from_this<WebSo
  private:
   void set_option(int level, int name, int value) {
     ::setsockopt(boost::beast::get_lowest_layer(stream_).native_handle(), level, name, &value, sizeof value);
+  }
+
+  // At once where there is something, without a turn through the executor. Where much is there between
+  // frames, perhaps a large one, only a header is taken.
+  asio::awaitable<std::tuple<ErrorCode, std::size_t>> receive(bool before_large) {
+    for (bool waited = false;; waited = true) {
+      const std::size_t unread = before_large ? unread_bytes() : 0;
+      if (!before_large || unread > 0 || waited) {
+        const std::size_t room = unread >= kSpliceBytesMin ? websocket::kHeaderBytesMax : in_bytes_;
+        const ssize_t n = ::recv(bare_fd(), in_.get(), room, MSG_DONTWAIT);
+        if (n > 0) co_return std::tuple(ErrorCode{}, static_cast<std::size_t>(n));
+        if (n == 0) co_return std::tuple(ErrorCode(asio::error::eof), std::size_t{0});
+        if (errno != EAGAIN && errno != EINTR)
+          co_return std::tuple(ErrorCode(errno, boost::system::system_category()), std::size_t{0});
+      }
+      if (const ErrorCode error = co_await wait_readable()) co_return std::tuple(error, std::size_t{0});
+    }
+  }
+
+  std::size_t unread_bytes() {
+    int n = 0;
+    return ::ioctl(bare_fd(), FIONREAD, &n) == 0 && n > 0 ? static_cast<std::size_t>(n) : 0;
   }
 
   // A socket that waits has little room; the first read of a pair makes more.
