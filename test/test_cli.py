@@ -30,6 +30,10 @@ class CommandLine(SystemTest):
         self.refuse(["inspect", other], "GGUF")
         self.refuse(["worker", "--serve", "0", "--insecure", "--slice", other], "GGUF")
 
+    def test_nothing_in_the_clear_by_accident(self):
+        for host in ("0.0.0.0", "[::]"):
+            self.refuse(["worker", "--serve", f"{host}:0", "--insecure", "--slice", TINY, "--data", self.folder / "worker"], "add --insecure-anywhere")
+
     def test_cut_short(self):
         short = self.folder / "short.gguf"
         short.write_bytes(TINY.read_bytes()[:9_000_000])
