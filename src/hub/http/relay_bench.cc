@@ -2,15 +2,20 @@
 //
 // Loopback, n_embd 3072, f16 rows, 8 experts a row, weighted sums back; the far end answers at
 // once without computing. Both ends speak TLS to each other in both cases, as they always do.
-// In one run, alternating: one row back to back and after 5 ms of idleness, and 64-row batches.
-// One JSON object a line, then the comparison.
+// In one run, alternating: one row back to back and after 5 ms of idleness, and 64-row batches, of
+// which one, two or four are under way. One JSON object a line, then the comparison.
+//   relay_bench [TEXT IN A CASE'S NAME [REPEATS]]
 #include <poll.h>
+#include <pthread.h>
+#include <time.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <deque>
 #include <filesystem>
 #include <format>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -65,48 +70,80 @@ bool receive(net::Stream& stream, std::span<std::byte> into, net::FrameWriter& w
   return true;
 }
 
+Nanos cpu_time(clockid_t clock) {
+  timespec time{};
+  KVASIR_CHECK(::clock_gettime(clock, &time) == 0);
+  return std::chrono::seconds(time.tv_sec) + Nanos(time.tv_nsec);
+}
+
 class Pair {
  public:
   Pair(std::unique_ptr<net::Stream> near_end, std::unique_ptr<net::Stream> far_end)
       : near_(std::move(near_end)), far_(std::move(far_end)) {
     server_ = std::thread([this] { serve(); });
+    KVASIR_CHECK(::pthread_getcpuclockid(server_.native_handle(), &far_clock_) == 0);
   }
   ~Pair() {
     near_.reset();
     server_.join();
   }
 
-  // Rounds of so many rows: the first four bytes of each tell the far end.
-  Nanos round(std::uint32_t rows) {
-    std::vector<std::byte>& out = out_;
-    out.resize(bytes_out(rows));
-    store_le(out.data(), rows);
+  // So many rounds of so many rows, `depth` of them under way at once; what each took, from its
+  // first byte to its last. The first four bytes of a request tell the far end.
+  std::vector<Nanos> rounds(std::uint32_t rows, int depth, int count) {
+    auto out = std::make_shared<std::vector<std::byte>>(bytes_out(rows));
+    store_le(out->data(), rows);
     in_.resize(bytes_back(rows));
-    const TimePoint start = monotonic_now();
-    KVASIR_CHECK(writer_.send(*near_, out).has_value());
-    KVASIR_CHECK(receive(*near_, in_, writer_));
-    return monotonic_now() - start;
+    std::vector<Nanos> took;
+    std::deque<TimePoint> begun;
+    std::size_t have = 0;
+    TimePoint spin_until = monotonic_now() + kSpin;
+    for (int asked = 0; static_cast<int>(took.size()) < count;) {
+      while (asked < count && asked - static_cast<int>(took.size()) < depth && writer_.idle(*near_)) {
+        begun.push_back(monotonic_now());
+        KVASIR_CHECK(writer_.send_shared(*near_, {}, *out, out).has_value());
+        ++asked;
+      }
+      const auto got = near_->read_some(std::span(in_).subspan(have));
+      KVASIR_CHECK(got.has_value() && got->state != net::IoState::kEnd);
+      if (got->state == net::IoState::kDone) {
+        if ((have += got->bytes) < in_.size()) continue;
+        took.push_back(monotonic_now() - begun.front());
+        begun.pop_front();
+        have = 0;
+        spin_until = monotonic_now() + kSpin;
+        continue;
+      }
+      KVASIR_CHECK(writer_.flush(*near_).has_value());
+      await(*near_, spin_until, writer_);
+    }
+    return took;
   }
+
+  Nanos far_cpu() const { return cpu_time(far_clock_); }
 
  private:
   void serve() {
     net::FrameWriter writer;
-    std::vector<std::byte> in, back;
+    std::vector<std::byte> in;
     while (true) {
       in.resize(sizeof(std::uint32_t));
       if (!receive(*far_, in, writer)) return;
       const auto rows = load_le<std::uint32_t>(in.data());
       in.resize(bytes_out(rows) - sizeof rows);
       if (!receive(*far_, in, writer)) return;
-      back.resize(bytes_back(rows));
-      if (!writer.send(*far_, back)) return;
+      if (back_ == nullptr || back_->size() != bytes_back(rows))
+        back_ = std::make_shared<std::vector<std::byte>>(bytes_back(rows));
+      if (!writer.send_shared(*far_, {}, *back_, back_)) return;
     }
   }
 
   std::unique_ptr<net::Stream> near_, far_;
   net::FrameWriter writer_;
-  std::vector<std::byte> out_, in_;
+  std::vector<std::byte> in_;
+  std::shared_ptr<std::vector<std::byte>> back_;
   std::thread server_;
+  clockid_t far_clock_{};
 };
 
 struct Ends {
@@ -124,34 +161,60 @@ Ends direct_ends() {
 std::unique_ptr<net::WebSocketStream> dial(const Server& server, const std::string& token, bool wait_open) {
   const std::string url = std::format("http://127.0.0.1:{}", server.port());
   const auto dialer = net::RelayDialer::create({.url = url, .token = token, .ca_file = {}}).value();
-  auto stream = dialer.open(net::connect_to(dialer.dial_address(), kPatience).value(), "bench", net::RelayDialer::Payload::kCiphertext).value();
+  net::Fd fd = net::connect_to(dialer.dial_address(), kPatience).value();
+  auto stream = dialer.open(std::move(fd), "bench", net::RelayDialer::Payload::kCiphertext).value();
   while (wait_open && !stream->is_open().value()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return stream;
 }
 
 std::unique_ptr<Pair> make_pair(Ends ends, const net::TlsIdentity& identity, const net::TlsContext& client,
                                 const net::TlsContext& server) {
-  return std::make_unique<Pair>(net::make_tls_client_stream(std::move(ends.near_end), client, identity.fingerprint).value(),
+  auto near_end = net::make_tls_client_stream(std::move(ends.near_end), client, identity.fingerprint).value();
+  return std::make_unique<Pair>(std::move(near_end),
                                 net::make_tls_server_stream(std::move(ends.far_end), server).value());
 }
 
 struct Figure {
   double p50_us = 0, rows_per_s = 0;
+  // Processor time of a round, of whoever asks, of the far end and of everything else: the relay.
+  double near_us = 0, far_us = 0, relay_us = 0;
 };
 
-Figure measure(Pair& pair, std::uint32_t rows, Nanos gap, int rounds) {
+struct Case {
+  const char* name;
+  std::uint32_t rows;
+  int depth;
+  Nanos gap;
+  int rounds;
+};
+
+Figure measure(Pair& pair, const Case& c) {
   std::vector<Nanos> times;
   const TimePoint start = monotonic_now();
-  for (int i = 0; i < rounds; ++i) {
-    if (gap > Nanos::zero()) std::this_thread::sleep_for(gap);
-    times.push_back(pair.round(rows));
+  const Nanos near_began = cpu_time(CLOCK_THREAD_CPUTIME_ID), far_began = pair.far_cpu();
+  const Nanos all_began = cpu_time(CLOCK_PROCESS_CPUTIME_ID);
+  if (c.gap == Nanos::zero()) {
+    times = pair.rounds(c.rows, c.depth, c.rounds);
+  } else {
+    for (int i = 0; i < c.rounds; ++i) {
+      std::this_thread::sleep_for(c.gap);
+      times.push_back(pair.rounds(c.rows, 1, 1).front());
+    }
   }
   const double took_s = std::chrono::duration<double>(monotonic_now() - start).count();
-  std::ranges::nth_element(times, times.begin() + rounds / 2);
-  return {std::chrono::duration<double, std::micro>(times[static_cast<std::size_t>(rounds / 2)]).count(), rows * rounds / took_s};
+  const auto each_us = [&](Nanos whole) { return std::chrono::duration<double, std::micro>(whole).count() / c.rounds; };
+  const Nanos near = cpu_time(CLOCK_THREAD_CPUTIME_ID) - near_began, far = pair.far_cpu() - far_began;
+  const Nanos all = cpu_time(CLOCK_PROCESS_CPUTIME_ID) - all_began;
+  std::ranges::nth_element(times, times.begin() + c.rounds / 2);
+  return {.p50_us = std::chrono::duration<double, std::micro>(times[static_cast<std::size_t>(c.rounds / 2)]).count(),
+          .rows_per_s = c.rows * c.rounds / took_s,
+          .near_us = each_us(near),
+          .far_us = each_us(far),
+          .relay_us = each_us(all - near - far)};
 }
 
-int run() {
+// `only`: the cases whose names hold it.
+int run(std::string_view only, int repeats) {
   char folder[] = "/tmp/kvasir-relay-bench-XXXXXX";
   KVASIR_CHECK(::mkdtemp(folder) != nullptr);
   const std::filesystem::path top = folder;
@@ -178,31 +241,30 @@ int run() {
   auto near_end = dial(*server, backbone_token, true);
   auto relayed = make_pair({std::move(near_end), std::move(far_end)}, identity, client, tls);
   auto direct = make_pair(direct_ends(), identity, client, tls);
-  for (Pair* pair : {direct.get(), relayed.get()}) measure(*pair, 1, Nanos::zero(), 200);  // handshakes, caches
+  for (Pair* pair : {direct.get(), relayed.get()}) pair->rounds(1, 1, 200);  // handshakes, caches
 
-  struct Case {
-    const char* name;
-    std::uint32_t rows;
-    Nanos gap;
-    int rounds;
-  };
-  for (const Case& c : {Case{"1 row, back to back", 1, Nanos::zero(), 2000},
-                        Case{"1 row, every 5 ms", 1, std::chrono::milliseconds(5), 200},
-                        Case{"64 rows, back to back", 64, Nanos::zero(), 200}}) {
+  using std::chrono::milliseconds;
+  for (const Case& c : {Case{"1 row, back to back", 1, 1, Nanos::zero(), 2000},
+                        Case{"1 row, every 5 ms", 1, 1, milliseconds(5), 200},
+                        Case{"64 rows, one at a time", 64, 1, Nanos::zero(), 300},
+                        Case{"64 rows, two under way", 64, 2, Nanos::zero(), 300},
+                        Case{"64 rows, four under way", 64, 4, Nanos::zero(), 300}}) {
+    if (!std::string_view(c.name).contains(only)) continue;
     std::vector<Figure> by_way[2];
-    for (int repeat = 0; repeat < 5; ++repeat) {  // in turns, so that both see the same machine
-      by_way[0].push_back(measure(*direct, c.rows, c.gap, c.rounds));
-      by_way[1].push_back(measure(*relayed, c.rows, c.gap, c.rounds));
+    for (int repeat = 0; repeat < repeats; ++repeat) {  // in turns, so that both see the same machine
+      by_way[0].push_back(measure(*direct, c));
+      by_way[1].push_back(measure(*relayed, c));
     }
-    Figure best[2];
+    Figure median[2];
     for (int way = 0; way < 2; ++way) {
-      std::ranges::sort(by_way[way], {}, &Figure::p50_us);
-      best[way] = by_way[way][by_way[way].size() / 2];
-      std::printf(R"({"case":"%s","way":"%s","p50_us":%.1f,"rows_per_s":%.0f})" "\n", c.name, way == 0 ? "direct" : "relay",
-                  best[way].p50_us, best[way].rows_per_s);
+      std::ranges::sort(by_way[way], {}, &Figure::rows_per_s);
+      const Figure& m = median[way] = by_way[way][by_way[way].size() / 2];
+      std::printf(
+          R"({"case":"%s","way":"%s","p50_us":%.1f,"rows_per_s":%.0f,"near_us":%.1f,"far_us":%.1f,"relay_us":%.1f})"
+          "\n", c.name, way == 0 ? "direct" : "relay", m.p50_us, m.rows_per_s, m.near_us, m.far_us, m.relay_us);
     }
     std::printf("%s: the relay adds %.1f us to the p50, and passes %.2fx the rows a second\n", c.name,
-                best[1].p50_us - best[0].p50_us, best[1].rows_per_s / best[0].rows_per_s);
+                median[1].p50_us - median[0].p50_us, median[1].rows_per_s / median[0].rows_per_s);
     std::fflush(stdout);
   }
   relayed.reset();
@@ -216,4 +278,6 @@ int run() {
 }  // namespace
 }  // namespace kvasir::hub
 
-int main() { return kvasir::hub::run(); }
+int main(int argc, char** argv) {
+  return kvasir::hub::run(argc > 1 ? argv[1] : "", argc > 2 ? std::atoi(argv[2]) : 7);
+}
