@@ -377,7 +377,7 @@ class RelayedStream final : public WebSocketStream {
       if (header > 0) frame_left_ = 0;  // nothing of it has left: the next one may be another
       return IoResult{IoState::kWouldBlock, 0};
     }
-    if (header > 0) expected_ = 0;
+    expected_ = 0;  // a guess is good for what follows it, and never for another frame
     if (bytes < header) append(ByteSpan(header_).subspan(bytes, header - bytes));
     const std::size_t payload = bytes - std::min(bytes, header);
     frame_left_ -= payload;

@@ -147,6 +147,20 @@ TEST_F(RelayTest, ALargeFrameIsCarriedAsItComes) {
   EXPECT_TRUE(std::ranges::equal(receive(*w, 10), all.first(10)));
 }
 
+// What is said of a message's rest is not taken for another message: its frame would never end.
+TEST_F(RelayTest, AFrameEndsWithItsMessage) {
+  auto [w, b] = pair("laptop", Payload::kCiphertext);
+  for (const std::size_t left : {std::size_t{300'000}, std::size_t{200'000}, std::size_t{100'000}}) {
+    b->expect_to_write(left);
+    send(*b, pattern(100'000, 1));
+    EXPECT_EQ(receive(*w, 100'000), pattern(100'000, 1));
+  }
+  send(*b, pattern(10, 1));  // a farewell, of which nobody spoke
+  EXPECT_EQ(receive(*w, 10), pattern(10, 1));
+  b->shutdown();
+  EXPECT_EQ(ending(*w), "");
+}
+
 TEST_F(RelayTest, AFrameThatBreaksOffEndsTheOther) {
   for (const bool worker_breaks : {false, true}) {
     auto [w, b] = pair("laptop", Payload::kCiphertext);
