@@ -48,28 +48,32 @@ struct Checked : CheckedRows {
   }
   static int right(std::uint32_t pair) { return static_cast<int>(pair) + 100; }
 
-  // Answers all that was sent; a liar adds its own number to every answer.
+  // Takes over the orders to send.
+  std::vector<Request> sent() {
+    std::vector<Request> orders;
+    for (std::uint32_t i : std::exchange(engine.to_send, {})) orders.push_back(engine.request(i));
+    return orders;
+  }
+  // A liar adds its own number to every answer.
+  void answer(const Request& request) {
+    slots.resize(engine.check_slots());
+    (request.check == Request::kNoCheck ? asked : opinions)[request.worker] += request.pairs.size();
+    const auto n = static_cast<std::uint32_t>(request.pairs.size());
+    const auto value = [&](std::uint32_t i) { return right(request.pairs[i]) + lies[request.worker]; };
+    engine.on_result(request.worker, request.id, {.n_embd = 4, .first_row = 0, .n_rows = n, .total_rows = n}, false, now,
+                     [&](std::uint32_t i, std::uint32_t pair) {
+                       out[pair] = value(i);
+                       return RowState::kFinite;
+                     },
+                     [&](std::uint32_t i, std::uint32_t slot) {
+                       slots[slot] = value(i);
+                       return RowState::kFinite;
+                     });
+  }
   void answer_all() {
     while (!engine.to_send.empty()) {
-      std::vector<Request> sent;
-      for (std::uint32_t i : engine.to_send) sent.push_back(engine.request(i));
-      engine.to_send.clear();
-      slots.resize(engine.check_slots());
       now += 1ms;
-      for (const Request& request : sent) {
-        (request.check == Request::kNoCheck ? asked : opinions)[request.worker] += request.pairs.size();
-        const auto n = static_cast<std::uint32_t>(request.pairs.size());
-        const auto value = [&](std::uint32_t i) { return right(request.pairs[i]) + lies[request.worker]; };
-        engine.on_result(request.worker, request.id, {.n_embd = 4, .first_row = 0, .n_rows = n, .total_rows = n}, false, now,
-                         [&](std::uint32_t i, std::uint32_t pair) {
-                           out[pair] = value(i);
-                           return RowState::kFinite;
-                         },
-                         [&](std::uint32_t i, std::uint32_t slot) {
-                           slots[slot] = value(i);
-                           return RowState::kFinite;
-                         });
-      }
+      for (const Request& request : sent()) answer(request);
       step();
     }
   }
@@ -168,15 +172,7 @@ TEST(SpotCheck, AnHonestAnswerStandsAndIsCounted) {
 TEST(SpotCheck, TheRoundWaitsForItsChecks) {
   Checked c(1, true, 1.0);
   c.begin(kPairs);
-  const Request sent = c.engine.request(0);
-  c.engine.to_send.clear();
-  const auto n = static_cast<std::uint32_t>(sent.pairs.size());
-  c.engine.on_result(0, sent.id, {.n_embd = 4, .first_row = 0, .n_rows = n, .total_rows = n}, false, c.now,
-                     [&](std::uint32_t, std::uint32_t pair) {
-                       c.out[pair] = Checked::right(pair);
-                       return RowState::kFinite;
-                     },
-                     [](std::uint32_t, std::uint32_t) { return RowState::kFinite; });
+  c.answer(c.sent().at(0));
   EXPECT_FALSE(c.engine.finished());
   c.step();
   c.expect_right();
@@ -222,20 +218,13 @@ TEST(SpotCheck, ASecondOpinionThatIsLateOrLostHoldsNobodyUp) {
   for (const bool lost : {true, false}) {
     Checked c(2, false, 1.0);
     c.begin({{0, 1}});
-    std::vector<Request> sent;
-    for (std::uint32_t i : c.engine.to_send) sent.push_back(c.engine.request(i));
-    c.engine.to_send.clear();
+    const std::vector<Request> sent = c.sent();
     ASSERT_EQ(sent.size(), 2u);
     const Request& first = sent[0];
     const Request& opinion = sent[1];
     EXPECT_NE(opinion.check, Request::kNoCheck);
     EXPECT_NE(first.worker, opinion.worker);
-    c.engine.on_result(first.worker, first.id, {.n_embd = 4, .first_row = 0, .n_rows = 1, .total_rows = 1}, false, c.now,
-                       [&](std::uint32_t, std::uint32_t pair) {
-                         c.out[pair] = Checked::right(pair);
-                         return RowState::kFinite;
-                       },
-                       [](std::uint32_t, std::uint32_t) { return RowState::kFinite; });
+    c.answer(first);
     EXPECT_FALSE(c.engine.finished());
     if (lost) c.engine.link_down(opinion.worker);
     else c.now = c.engine.next_wake();
@@ -252,17 +241,10 @@ TEST(SpotCheck, OneOfASampleHoldsTheRoundUpNoLongerThanToItsFirstDeadline) {
   for (const double share : {0.5, 1.0}) {  // new workers are checked ten times as often: both draw every check
     Checked c(2, false, share);
     c.begin({{0, 1}});
-    std::vector<Request> sent;
-    for (std::uint32_t i : c.engine.to_send) sent.push_back(c.engine.request(i));
-    c.engine.to_send.clear();
+    const std::vector<Request> sent = c.sent();
     ASSERT_EQ(sent.size(), 2u);
     ASSERT_NE(sent[1].check, Request::kNoCheck);
-    c.engine.on_result(sent[0].worker, sent[0].id, {.n_embd = 4, .first_row = 0, .n_rows = 1, .total_rows = 1}, false, c.now,
-                       [&](std::uint32_t, std::uint32_t pair) {
-                         c.out[pair] = Checked::right(pair);
-                         return RowState::kFinite;
-                       },
-                       [](std::uint32_t, std::uint32_t) { return RowState::kFinite; });
+    c.answer(sent[0]);
     c.now = sent[1].hedge_at;
     ASSERT_LT(sent[1].hedge_at, sent[1].final_at);
     c.step();
@@ -287,34 +269,18 @@ TEST(SpotCheck, OneOfASampleHoldsTheRoundUpNoLongerThanToItsFirstDeadline) {
 TEST(SpotCheck, ADisagreementIsWaitedForUntilTheSecondDeadline) {
   Checked c(3, false, 0.5);
   c.begin({{0, 1}});
-  const auto answer = [&](const Request& request, int value) {
-    c.slots.resize(c.engine.check_slots());
-    c.engine.on_result(request.worker, request.id, {.n_embd = 4, .first_row = 0, .n_rows = 1, .total_rows = 1}, false, c.now,
-                       [&](std::uint32_t, std::uint32_t pair) {
-                         c.out[pair] = value;
-                         return RowState::kFinite;
-                       },
-                       [&](std::uint32_t, std::uint32_t slot) {
-                         c.slots[slot] = value;
-                         return RowState::kFinite;
-                       });
-  };
-  const auto take_sent = [&] {
-    std::vector<Request> sent;
-    for (std::uint32_t i : std::exchange(c.engine.to_send, {})) sent.push_back(c.engine.request(i));
-    return sent;
-  };
-  const std::vector<Request> sent = take_sent();
+  const std::vector<Request> sent = c.sent();
   ASSERT_EQ(sent.size(), 2u);
-  answer(sent[0], 5);
-  answer(sent[1], Checked::right(0));
+  c.lies[sent[0].worker] = 5;
+  c.answer(sent[0]);
+  c.answer(sent[1]);
   c.step();
-  const std::vector<Request> judges = take_sent();
+  const std::vector<Request> judges = c.sent();
   ASSERT_EQ(judges.size(), 1u);
   c.now = judges[0].hedge_at;
   c.step();
   ASSERT_FALSE(c.engine.finished());
-  answer(judges[0], Checked::right(0));
+  c.answer(judges[0]);
   c.step();
   c.expect_right();
   EXPECT_EQ(c.accused, std::vector<WorkerIndex>{sent[0].worker});
