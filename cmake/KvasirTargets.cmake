@@ -7,7 +7,8 @@ option(KVASIR_FUZZ "Build libFuzzer targets (needs clang)" OFF)
 add_library(kvasir_flags INTERFACE)
 target_compile_options(kvasir_flags INTERFACE
   -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wold-style-cast -Wconversion -Wno-sign-conversion
-  $<$<BOOL:${KVASIR_WERROR}>:-Werror>)
+  $<$<BOOL:${KVASIR_WERROR}>:-Werror>
+  $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>)  # the locks that src/base/mutex.h names
 if(KVASIR_SANITIZE)
   list(JOIN KVASIR_SANITIZE "," _san)
   target_compile_options(kvasir_flags INTERFACE -fsanitize=${_san} -fno-omit-frame-pointer -fno-sanitize-recover=all)

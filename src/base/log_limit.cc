@@ -8,7 +8,7 @@
 namespace kvasir {
 
 std::optional<std::string> LogLimit::take(TimePoint now) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const TimePoint paid = std::max(paid_until_, now) + kLogLineEvery;
   if (paid > now + kLogLinesAtOnce * kLogLineEvery) {
     ++left_out_;

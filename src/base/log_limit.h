@@ -4,11 +4,11 @@
 
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <string>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 
 namespace kvasir {
 
@@ -22,10 +22,10 @@ class LogLimit {
   std::optional<std::string> take(TimePoint now);
 
  private:
-  std::mutex mutex_;
+  Mutex mutex_;
   // Every line puts this off by kLogLineEvery; it may lie so many lines ahead of now.
-  TimePoint paid_until_{};
-  std::uint64_t left_out_ = 0;
+  TimePoint paid_until_ KVASIR_GUARDED_BY(mutex_){};
+  std::uint64_t left_out_ KVASIR_GUARDED_BY(mutex_) = 0;
 };
 
 using LogFunction = std::function<void(const std::string&)>;

@@ -11,9 +11,9 @@
 #include <ftxui/screen/screen.hpp>
 #include <ftxui/screen/terminal.hpp>
 #include <memory>
-#include <mutex>
 #include <thread>
 
+#include "base/mutex.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/node_token.h"
@@ -52,12 +52,12 @@ class Follower {
 
   template <typename Use>
   auto with(const Use& use) const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return use(state_, link_);
   }
   // Of the models there are, the next one.
   void next_model() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto here = std::ranges::find(state_.models, state_.model);
     if (state_.models.size() < 2) return;
     model_ = here == state_.models.end() || here + 1 == state_.models.end() ? state_.models.front() : *(here + 1);
@@ -70,14 +70,14 @@ class Follower {
     while (!stopping_) {
       std::string path = "/api/view/events";
       {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         if (!model_.empty()) path += "?model=" + hub::percent_encode(model_);
         state_ = {};
         turn_ = false;
       }
       const auto end = client_->stream(path, [this](const char* bytes, std::size_t n) {
         {
-          const std::lock_guard lock(mutex_);
+          const MutexLock lock(mutex_);
           if (!state_.feed(bytes, n)) return false;
           link_ = "live";
         }
@@ -86,7 +86,7 @@ class Follower {
       });
       if (turn_ || stopping_) continue;
       {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         if (!end)
           link_ = end.error().message;
         else if (end->status == 200)
@@ -105,12 +105,12 @@ class Follower {
   }
 
   const std::unique_ptr<hub::HubClient> client_;
-  std::string model_;  // asked for; guarded
+  std::string model_ KVASIR_GUARDED_BY(mutex_);  // asked for
   const bool anonymous_;
   const std::function<void()> changed_;
-  mutable std::mutex mutex_;
-  TopState state_;
-  std::string link_ = "connecting";
+  mutable Mutex mutex_;
+  TopState state_ KVASIR_GUARDED_BY(mutex_);
+  std::string link_ KVASIR_GUARDED_BY(mutex_) = "connecting";
   std::atomic<bool> stopping_{false}, turn_{false}, refused_{false};
   std::thread thread_;
 };

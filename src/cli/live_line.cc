@@ -30,7 +30,7 @@ LiveLine::LiveLine(bool wanted) : shown_(wanted && ::isatty(STDERR_FILENO) == 1)
 LiveLine::~LiveLine() { wipe(); }
 
 void LiveLine::show(const std::string& text) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (text == text_) return;
   text_ = text;
   wipe();
@@ -38,7 +38,7 @@ void LiveLine::show(const std::string& text) {
 }
 
 void LiveLine::above(const std::function<void()>& write) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   wipe();
   write();
   draw();

@@ -2,8 +2,9 @@
 #pragma once
 
 #include <functional>
-#include <mutex>
 #include <string>
+
+#include "base/mutex.h"
 
 namespace kvasir::cli {
 
@@ -22,11 +23,11 @@ class LiveLine {
 
  private:
   void wipe();
-  void draw();
+  void draw() KVASIR_REQUIRES(mutex_);
 
   const bool shown_;
-  std::mutex mutex_;
-  std::string text_;
+  Mutex mutex_;
+  std::string text_ KVASIR_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvasir::cli

@@ -6,10 +6,11 @@
 #include <charconv>
 #include <format>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace kvasir::gguf {
 namespace {
@@ -195,7 +196,7 @@ class HttpSource final : public ByteSource {
   // Handles keep their connections; one for each thread that reads at the same time.
   Handle take_handle() const {
     {
-      const std::scoped_lock lock(mutex_);
+      const MutexLock lock(mutex_);
       if (!idle_.empty()) {
         Handle handle = std::move(idle_.back());
         idle_.pop_back();
@@ -217,7 +218,7 @@ class HttpSource final : public ByteSource {
     return handle;
   }
   void give_handle(Handle handle) const {
-    const std::scoped_lock lock(mutex_);
+    const MutexLock lock(mutex_);
     idle_.push_back(std::move(handle));
   }
 
@@ -226,8 +227,8 @@ class HttpSource final : public ByteSource {
   bool is_https_;
   HttpOptions options_;
   Identity identity_;  // set by open(), constant since
-  mutable std::mutex mutex_;
-  mutable std::vector<Handle> idle_;
+  mutable Mutex mutex_;
+  mutable std::vector<Handle> idle_ KVASIR_GUARDED_BY(mutex_);
 };
 
 }  // namespace

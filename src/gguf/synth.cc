@@ -4,10 +4,10 @@
 #include <atomic>
 #include <cmath>
 #include <format>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "gguf/expert_tensor.h"
 #include "gguf/header_builder.h"
 #include "gguf/output_file.h"
@@ -211,7 +211,7 @@ Status write_chunks(const std::vector<Chunk>& chunks, std::uint64_t header_bytes
   for (const Chunk& chunk : chunks) total += chunk.size;
   std::atomic<std::size_t> next{0};
   std::atomic<std::uint64_t> done{0};
-  std::mutex mutex;
+  Mutex mutex;
   Status status;
   const auto work = [&](bool reports) {
     Bytes buffer(kChunkBytes);
@@ -220,7 +220,7 @@ Status write_chunks(const std::vector<Chunk>& chunks, std::uint64_t header_bytes
       fill_chunk(chunks[i], part);
       const Status written = out.write_at(header_bytes + chunks[i].tensor->offset + chunks[i].at, part);
       if (!written) {
-        const std::scoped_lock lock(mutex);
+        const MutexLock lock(mutex);
         if (status) status = written;
         next = chunks.size();
         return;

@@ -47,7 +47,7 @@ Result<std::unique_ptr<Heartbeat>> Heartbeat::start(Options options) {
 
 Heartbeat::~Heartbeat() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();
@@ -56,7 +56,7 @@ Heartbeat::~Heartbeat() {
 
 void Heartbeat::update(const std::function<void(NodeState&)>& change) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     change(state_);
     changed_ = true;
   }
@@ -64,7 +64,7 @@ void Heartbeat::update(const std::function<void(NodeState&)>& change) {
 }
 
 NodeState Heartbeat::state() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return state_;
 }
 
@@ -73,26 +73,26 @@ void Heartbeat::say_alive() {
 }
 
 bool Heartbeat::known() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return known_;
 }
 
 bool Heartbeat::take_move_request() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::exchange(move_, false);
 }
 
 std::uint64_t Heartbeat::experts_counted() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return counted_;
 }
 
 void Heartbeat::run() {
   std::mt19937 random(std::random_device{}());
   Nanos due = Nanos::zero();
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (!stopping_) {
-    wake_.wait_for(lock, due, [this] { return stopping_ || changed_; });
+    wake_.wait_for(lock, due, [this]() KVASIR_REQUIRES(mutex_) { return stopping_ || changed_; });
     if (stopping_) break;
     changed_ = false;
     lock.unlock();
@@ -168,31 +168,32 @@ Nanos Heartbeat::beat() {
     if (reply->status == 429) return std::clamp(reply->retry_after.value_or(kInterval), kIntervalMin, kIntervalMax);
     if (reply->status != 200) {
       options_.warn(std::format("the hub refuses this node's heartbeat: {}", reply->error()));
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (reply->status == 404) move_ = true;  // the model is gone
       return kIntervalMax;
     }
     const nlohmann::json answer_json = reply->json();
     bool moved_house = false;
+    const auto counted = answer_json.value("experts_counted", std::uint64_t{0});
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       known_ = true;
       if (reply->local_ip != local_ip_) {
         local_ip_ = reply->local_ip;
         moved_house = options_.advertise.empty() && now.port != 0;
       }
-      counted_ = answer_json.value("experts_counted", std::uint64_t{0});
+      counted_ = counted;
       if (answer_json.value("move", false)) move_ = true;
     }
     const auto challenge = answer_json.find("challenge");
-    if (challenge != answer_json.end() && body.contains("proof") && counted_ == 0) {
+    if (challenge != answer_json.end() && body.contains("proof") && counted == 0) {
       // The model's file was replaced, or ours is damaged: these slices are of no more use. Proofs
       // that fail again and again would bar the node.
       if (std::exchange(refused_, now.slices) != now.slices)
         options_.log("the hub does not accept what this node holds (its model may have changed); asking for work anew.");
     }
     if (challenge != answer_json.end() && !refused_.empty() && refused_ == now.slices) {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       move_ = true;
       return interval_;
     }

@@ -2,15 +2,14 @@
 // node holds, where it is and what it has served; answers the hub's challenges.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "gguf/moe_model.h"
 #include "hub/core/segments.h"
 #include "hub/client/hub_client.h"
@@ -69,11 +68,14 @@ class Heartbeat {
 
   const Options options_;
   std::unique_ptr<hub::HubClient> client_;
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  NodeState state_;
-  bool changed_ = false, stopping_ = false, move_ = false, known_ = false;
-  std::uint64_t counted_ = 0;
+  mutable Mutex mutex_;
+  Condition wake_;
+  NodeState state_ KVASIR_GUARDED_BY(mutex_);
+  bool changed_ KVASIR_GUARDED_BY(mutex_) = false;
+  bool stopping_ KVASIR_GUARDED_BY(mutex_) = false;
+  bool move_ KVASIR_GUARDED_BY(mutex_) = false;
+  bool known_ KVASIR_GUARDED_BY(mutex_) = false;
+  std::uint64_t counted_ KVASIR_GUARDED_BY(mutex_) = 0;
   std::vector<std::shared_ptr<const gguf::MoeModel>> refused_;  // slices whose proof failed
   std::string local_ip_;  // as the hub was last reached
   bool reachable_ = true;

@@ -7,13 +7,13 @@
 #include <cstdio>
 #include <format>
 #include <fstream>
-#include <mutex>
 #include <optional>
 #include <random>
 #include <thread>
 
 #include "base/hex.h"
 #include "base/metrics.h"
+#include "base/mutex.h"
 #include "ffn/device.h"
 #include "ffn/engine.h"
 #include "hub/auth/secrets.h"
@@ -285,7 +285,7 @@ class Node {
                                          std::move(engine), numerics_, std::move(server_options)));
     options_.listen.port = server->port();  // keeps it when it changes over
     {
-      const std::lock_guard lock(serving_mutex_);
+      const MutexLock lock(serving_mutex_);
       serving_.emplace(std::move(server));
     }
     const std::uint32_t pair_us = serving_->server().stats().costs.pair_us();
@@ -334,7 +334,7 @@ class Node {
     heartbeat_->update([](NodeState& s) { s.draining = true; });
     count(serving_->server().stats(), served_before_);
     {
-      const std::lock_guard lock(serving_mutex_);
+      const MutexLock lock(serving_mutex_);
       serving_.reset();
     }
   }
@@ -397,7 +397,7 @@ class Node {
 
   // From the metrics server's thread.
   std::string metrics() {
-    const std::lock_guard lock(serving_mutex_);
+    const MutexLock lock(serving_mutex_);
     if (serving_) return serving_->server().metrics();
     MetricsText idle;
     idle.process();
@@ -454,7 +454,8 @@ class Node {
   const std::shared_ptr<worker::ServedLedger> served_ = std::make_shared<worker::ServedLedger>();
   std::unique_ptr<Heartbeat> heartbeat_;
   std::unique_ptr<Line> line_;  // gone before the heartbeat
-  std::mutex serving_mutex_;  // of serving_, which metrics() reads from another thread
+  // Held to change serving_, which metrics() reads from another thread, holding it too.
+  Mutex serving_mutex_;
   std::optional<Serving> serving_;
   NodeStatus served_before_;  // by servers that are gone
   std::unique_ptr<net::TextServer> metrics_;

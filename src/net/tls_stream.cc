@@ -16,10 +16,10 @@
 #include <cstring>
 #include <format>
 #include <map>
-#include <mutex>
 #include <optional>
 
 #include "base/bytes.h"
+#include "base/mutex.h"
 #include "net/openssl_error.h"
 #include "net/tls.h"
 
@@ -157,12 +157,12 @@ class TlsSessions {
   using SessionPtr = std::unique_ptr<SSL_SESSION, decltype([](SSL_SESSION* session) { SSL_SESSION_free(session); })>;
 
   void put(const Fingerprint& fingerprint, SessionPtr session) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (sessions_.size() >= kSessionsMax && !sessions_.contains(fingerprint)) sessions_.erase(sessions_.begin());
     sessions_[fingerprint] = std::move(session);
   }
   SessionPtr take(const Fingerprint& fingerprint) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = sessions_.find(fingerprint);
     if (found == sessions_.end()) return nullptr;
     SessionPtr session = std::move(found->second);
@@ -171,8 +171,8 @@ class TlsSessions {
   }
 
  private:
-  std::mutex mutex_;
-  std::map<Fingerprint, SessionPtr> sessions_;
+  Mutex mutex_;
+  std::map<Fingerprint, SessionPtr> sessions_ KVASIR_GUARDED_BY(mutex_);
 };
 
 namespace {

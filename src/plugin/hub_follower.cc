@@ -79,11 +79,11 @@ Result<std::unique_ptr<HubFollower>> HubFollower::start(Options options, dispatc
 
 HubFollower::~HubFollower() {
   {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
     wake_.notify_all();
     follow_client_->cancel();
-    wake_.wait_for(lock, kGoodbyeMax, [this] { return reported_; });
+    wake_.wait_for(lock, kGoodbyeMax, [this]() KVASIR_REQUIRES(mutex_) { return reported_; });
   }
   report_client_->cancel();
   follow_thread_.join();
@@ -91,20 +91,20 @@ HubFollower::~HubFollower() {
 }
 
 void HubFollower::add_layer(const wire::LayerId& id) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!layers_.try_emplace(id).second) return;
   look_ = true;
   wake_.notify_all();
 }
 
 bool HubFollower::pause(Nanos time) {
-  std::unique_lock lock(mutex_);
-  wake_.wait_for(lock, time, [this] { return stopping_ || look_; });
+  MutexLock lock(mutex_);
+  wake_.wait_for(lock, time, [this]() KVASIR_REQUIRES(mutex_) { return stopping_ || look_; });
   return !stopping_;
 }
 
 bool HubFollower::stopping() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return stopping_;
 }
 
@@ -112,8 +112,8 @@ bool HubFollower::stopping() {
 
 void HubFollower::follow() {
   {
-    std::unique_lock lock(mutex_);
-    wake_.wait(lock, [this] { return stopping_ || look_; });
+    MutexLock lock(mutex_);
+    wake_.wait(lock, [this]() KVASIR_REQUIRES(mutex_) { return stopping_ || look_; });
   }
   while (!stopping()) {
     Nanos wait = find_models();
@@ -137,7 +137,7 @@ Nanos HubFollower::away(const Result<hub::HubReply>& reply) {
 Nanos HubFollower::find_models() {
   std::vector<wire::LayerId> unknown;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     look_ = false;
     for (const auto& [id, model] : layers_)
       if (!model) unknown.push_back(id);
@@ -145,7 +145,7 @@ Nanos HubFollower::find_models() {
   bool missing = false;
   for (const wire::LayerId& id : unknown) {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (layers_[id]) continue;  // named beside another one
     }
     const auto reply = follow_client_->get("/api/layers?id=" + to_hex(id));
@@ -156,7 +156,7 @@ Nanos HubFollower::find_models() {
     if (!reply || reply->status != 200) return away(reply);
     const json answer = reply->json();
     const std::string name = text_of(answer, "model");
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     layers_[id] = name;
     for (const json& layer : list_of(answer, "layers")) {
       const auto other = from_hex(layer.is_object() ? text_of(layer, "layer_id") : "");
@@ -173,7 +173,7 @@ Nanos HubFollower::find_models() {
                  "run the file that the hub serves.");
   bool none = true;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const auto& [id, model] : layers_) none &= !model.has_value();
   }
   if (!none) return Nanos::zero();
@@ -186,7 +186,7 @@ Nanos HubFollower::confirm_models() {
   if (!table_changed_ || monotonic_now() - confirmed_ < kConfirmPause) return Nanos::zero();
   std::map<std::string, wire::LayerId> models;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const auto& [id, model] : layers_)
       if (model) models.emplace(*model, id);
   }
@@ -198,7 +198,7 @@ Nanos HubFollower::confirm_models() {
                                "new file.",
                                name));
       unknown_said_ = true;
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       for (auto& [layer, model] : layers_)
         if (model == name) model.reset();
       replaced = true;
@@ -214,7 +214,7 @@ Nanos HubFollower::confirm_models() {
 Nanos HubFollower::ask_routes() {
   std::set<std::string> models;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const auto& [id, model] : layers_)
       if (model) models.insert(*model);
   }
@@ -227,7 +227,7 @@ Nanos HubFollower::ask_routes() {
   const auto reply = follow_client_->get(path);
   if (reply && reply->status == 404) {
     // The model is gone from the hub, and with it whoever served it.
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (auto& [id, model] : layers_) model.reset();
     version_.clear();
     return kBackoffMin;
@@ -247,7 +247,7 @@ Nanos HubFollower::ask_routes() {
 void HubFollower::take_routes(const json& answer) {
   std::set<std::string> models;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const auto& [id, model] : layers_)
       if (model) models.insert(*model);
   }
@@ -284,8 +284,9 @@ void HubFollower::renew_grants() {
 
 void HubFollower::report() {
   TimePoint next = monotonic_now() + options_.report_interval;
-  std::unique_lock lock(mutex_);
-  while (!wake_.wait_for(lock, std::min(options_.report_interval, kTrafficLook), [this] { return stopping_; })) {
+  MutexLock lock(mutex_);
+  const auto done = [this]() KVASIR_REQUIRES(mutex_) { return stopping_; };
+  while (!wake_.wait_for(lock, std::min(options_.report_interval, kTrafficLook), done)) {
     lock.unlock();
     const TimePoint now = monotonic_now();
     if (now >= next) {
@@ -317,7 +318,7 @@ void HubFollower::report_heat() {
   std::map<std::string, json> layers;  // by model
   {
     std::vector<dispatch::LayerUses> all = dispatcher_.take_uses();
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const dispatch::LayerUses& uses : all) {
       // The hub counts the leading group; a second one is used as the router picked the first.
       const auto found = layers_.find(uses.layer_id);
@@ -340,7 +341,7 @@ void HubFollower::report_heat() {
 void HubFollower::report_traffic(TimePoint now) {
   std::map<std::string, std::set<wire::LayerId>> models;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const auto& [id, model] : layers_)
       if (model) models[*model].insert(id);
   }

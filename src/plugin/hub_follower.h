@@ -5,11 +5,9 @@
 // the table it has, and reports wait.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -17,6 +15,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "dispatch/dispatcher.h"
 #include "hub/client/hub_client.h"
 #include "plugin/session_grants.h"
@@ -72,10 +71,13 @@ class HubFollower {
   dispatch::Dispatcher& dispatcher_;
   std::unique_ptr<hub::HubClient> follow_client_, report_client_;
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stopping_ = false, reported_ = false, look_ = false;
-  std::map<wire::LayerId, std::optional<std::string>> layers_;  // in use; the name of their model, once known
+  Mutex mutex_;
+  Condition wake_;
+  bool stopping_ KVASIR_GUARDED_BY(mutex_) = false;
+  bool reported_ KVASIR_GUARDED_BY(mutex_) = false;
+  bool look_ KVASIR_GUARDED_BY(mutex_) = false;
+  // In use; the name of their model, once known.
+  std::map<wire::LayerId, std::optional<std::string>> layers_ KVASIR_GUARDED_BY(mutex_);
 
   // Of the thread that follows.
   std::string version_, polled_;

@@ -166,15 +166,15 @@ Status Runtime::start_follower() {
 Result<const dispatch::Layer*> Runtime::layer_of(const ExpertFfn& ffn) {
   const void* key = ffn.tensors.down->data;
   const auto known = [&]() -> const dispatch::Layer* {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto it = layers_.find(key);
     return it == layers_.end() ? nullptr : it->second;
   };
   if (const dispatch::Layer* layer = known()) return layer;
-  std::lock_guard one(registering_);
+  const MutexLock one(registering_);
   if (const dispatch::Layer* layer = known()) return layer;
   KVASIR_ASSIGN(const dispatch::Layer* layer, register_layer(ffn));
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   layers_[key] = layer;
   return layer;
 }
@@ -199,13 +199,13 @@ Result<const dispatch::Layer*> Runtime::register_layer(const ExpertFfn& ffn) {
 
 void Runtime::forget(const void* begin, std::size_t bytes) {
   const auto* first = static_cast<const std::byte*>(begin);
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   layers_.erase(layers_.lower_bound(first), layers_.lower_bound(first + bytes));
 }
 
 void Runtime::note_unknown(const std::string& text) {
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (unknown_.size() >= kUnknownMax || !unknown_.insert(text).second) return;
   }
   log_line(std::format("computing an expert layer on this machine: its shape is not known ({}).", text));
@@ -222,7 +222,7 @@ std::string Runtime::stats_json() {
   json["splits_local"] = local_splits_.load(std::memory_order_relaxed);
   json["workers"] = dispatcher_ ? workers_json(*dispatcher_) : nlohmann::ordered_json::array();
   json["layers"] = dispatcher_ ? layers_json(*dispatcher_) : nlohmann::ordered_json::array();
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   json["unknown_shapes"] = unknown_;
   return json.dump();
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/mutex.h"
 #include "dispatch/dispatcher.h"
 #include "plugin/config.h"
 #include "plugin/expert_graph.h"
@@ -61,10 +62,10 @@ class Runtime {
   std::unique_ptr<HubFollower> follower_;  // with KVASIR_HUB
   Status dispatcher_status_;
 
-  std::mutex registering_;  // one layer at a time; taken before mutex_
-  std::mutex mutex_;        // guards what follows; held briefly
-  std::map<const void*, const dispatch::Layer*> layers_;  // by address of the down weights
-  std::set<std::string> unknown_;
+  Mutex registering_;  // one layer at a time; taken before mutex_
+  Mutex mutex_;        // held briefly
+  std::map<const void*, const dispatch::Layer*> layers_ KVASIR_GUARDED_BY(mutex_);  // by address of the down weights
+  std::set<std::string> unknown_ KVASIR_GUARDED_BY(mutex_);
   std::atomic<std::uint64_t> local_splits_{0}, rounds_overlapped_{0};
 };
 

@@ -32,13 +32,13 @@ dispatch::GrantSource SessionGrants::source() {
 }
 
 std::string SessionGrants::find(const std::string& worker, TimePoint now) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = held_.find(worker);
   return found == held_.end() || now >= found->second.expires ? std::string() : found->second.text;
 }
 
 void SessionGrants::refused(const std::string& worker) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (const auto found = held_.find(worker); found != held_.end()) found->second.text.clear();
 }
 
@@ -52,7 +52,7 @@ Status SessionGrants::renew(hub::HubClient& hub, const std::vector<std::string>&
   std::vector<std::string> due;
   {
     const std::set<std::string_view> wanted(workers.begin(), workers.end());
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     std::erase_if(held_, [&](const auto& entry) { return !wanted.contains(entry.first); });
     for (const std::string& worker : workers) {
       const auto found = held_.find(worker);
@@ -72,7 +72,7 @@ Status SessionGrants::renew(hub::HubClient& hub, const std::vector<std::string>&
     const json given = answer.value("grants", json::object());
     if (!life_s.is_number_unsigned() || !given.is_object()) return without("its answer is malformed.", now);
     const Nanos life = std::chrono::seconds(std::min(life_s.get<std::uint64_t>(), kLifeMax_s));
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const std::string& worker : some) {
       const auto found = given.find(worker);
       const bool has = found != given.end() && found->is_string();

@@ -8,11 +8,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "dispatch/dispatcher.h"
 #include "hub/client/hub_client.h"
 
@@ -45,8 +45,8 @@ class SessionGrants : public std::enable_shared_from_this<SessionGrants> {
   Status without(const std::string& why, TimePoint now);
 
   const net::SigningKey key_;
-  std::mutex mutex_;
-  std::map<std::string, Held> held_;
+  Mutex mutex_;
+  std::map<std::string, Held> held_ KVASIR_GUARDED_BY(mutex_);
   // Of the thread that asks:
   TimePoint ask_again_{};
   bool without_said_ = false;

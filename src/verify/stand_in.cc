@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <mutex>
 #include <optional>
 #include <thread>
 
+#include "base/mutex.h"
 #include "net/connect.h"
 #include "net/frame_io.h"
 #include "verify/recipes.h"
@@ -37,6 +37,7 @@ class StandInImpl final : public StandIn {
 
   Result<std::map<wire::LayerId, LayerRows>> stop() override {
     join();
+    const MutexLock lock(mutex_);
     if (!subject_status_) return std::unexpected(subject_status_.error());
     return std::move(recorded_);
   }
@@ -128,7 +129,7 @@ class StandInImpl final : public StandIn {
     std::vector<wire::Pair> pairs;
     for (std::uint32_t i = 0; i < exec.head.n_pairs; ++i) pairs.push_back(exec.pair(i));
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       const auto layer = layers_.find(bound.layer_id);
       if (layer == layers_.end()) return decline(c, id, {wire::ErrorCode::kUnknownLayer, "This layer is not the model's."});
       Status computed = subject_->compute(*layer->second, bound.layer_id, bound.recipe, {rows.data(), n_embd, exec.head.n_rows}, pairs, out.data());
@@ -149,7 +150,7 @@ class StandInImpl final : public StandIn {
   }
 
   void record(const wire::LayerRecipe& bound, const wire::ExecView& exec) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     LayerRows& layer = recorded_[bound.layer_id];
     layer.recipe = bound.recipe;
     const std::uint32_t have = layer.n_rows();
@@ -168,9 +169,9 @@ class StandInImpl final : public StandIn {
   std::atomic<bool> stop_{false};
   std::thread acceptor_;
   std::vector<std::thread> connections_;  // the acceptor's, until it has ended
-  std::mutex mutex_;
-  std::map<wire::LayerId, LayerRows> recorded_;
-  Status subject_status_;
+  Mutex mutex_;
+  std::map<wire::LayerId, LayerRows> recorded_ KVASIR_GUARDED_BY(mutex_);
+  Status subject_status_ KVASIR_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -25,7 +25,7 @@ void ComputeGate::part_from_work(Ticket& ticket) {
 }
 
 bool ComputeGate::try_enter(Ticket& ticket) {
-  const std::scoped_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   KVASIR_CHECK(!ticket.queued_ && !ticket.granted_);
   if (taken_ || !line_.empty()) return false;
   take(ticket, monotonic_now());
@@ -33,7 +33,7 @@ bool ComputeGate::try_enter(Ticket& ticket) {
 }
 
 bool ComputeGate::join(Ticket& ticket, Nanos cost, std::shared_ptr<Work> work) {
-  const std::scoped_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   KVASIR_CHECK(!ticket.queued_ && !ticket.granted_);
   ticket.cost_ = cost;
   if (!taken_ && line_.empty()) {
@@ -55,12 +55,12 @@ bool ComputeGate::join(Ticket& ticket, Nanos cost, std::shared_ptr<Work> work) {
 }
 
 bool ComputeGate::has_turn(const Ticket& ticket) const {
-  const std::scoped_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   return ticket.granted_;
 }
 
 void ComputeGate::deliver(Work& work) {
-  const std::scoped_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   if (work.ticket_ == nullptr) return;
   Ticket& ticket = *work.ticket_;
   ticket.delivered_ = true;
@@ -69,12 +69,12 @@ void ComputeGate::deliver(Work& work) {
 }
 
 bool ComputeGate::delivered(const Ticket& ticket) const {
-  const std::scoped_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   return ticket.delivered_;
 }
 
 void ComputeGate::withdraw(Ticket& ticket) {
-  const std::scoped_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   part_from_work(ticket);
   if (ticket.queued_) {
     line_.remove(&ticket);
@@ -97,18 +97,18 @@ void ComputeGate::withdraw(Ticket& ticket) {
 }
 
 void ComputeGate::expect(Ticket& ticket, Nanos cost) {
-  const std::scoped_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   KVASIR_CHECK(ticket.granted_);
   running_ = ticket.cost_ = cost;
 }
 
 Nanos ComputeGate::waiting_time() const {
-  const std::scoped_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   return line_time_;
 }
 
 Nanos ComputeGate::held(TimePoint now) const {
-  const std::scoped_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   return taken_ && now > taken_at_ ? held_ + (now - taken_at_) : held_;
 }
 

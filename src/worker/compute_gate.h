@@ -13,10 +13,10 @@
 #include <cstdint>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 
 namespace kvasir::worker {
 
@@ -67,7 +67,7 @@ class ComputeGate {
   template <typename Fits>
   std::vector<std::shared_ptr<Work>> take_along(Fits fits) {
     std::vector<std::shared_ptr<Work>> taken;
-    const std::scoped_lock lock(mutex_);
+    const MutexLock lock(mutex_);
     for (auto at = line_.begin(); at != line_.end();) {
       Ticket& ticket = **at;
       if (!ticket.work_ || !fits(*ticket.work_)) {
@@ -110,18 +110,18 @@ class ComputeGate {
   Nanos held(TimePoint now) const;
 
  private:
-  void take(Ticket& ticket, TimePoint now);
+  void take(Ticket& ticket, TimePoint now) KVASIR_REQUIRES(mutex_);
   static void part_from_work(Ticket& ticket);
 
   const std::uint32_t waiting_max_;
   const Nanos wait_max_;
-  mutable std::mutex mutex_;
-  bool taken_ = false;
-  TimePoint taken_at_{};
-  Nanos held_{};
-  Nanos running_{};    // expected of what has the turn
-  Nanos line_time_{};  // expected of the line
-  std::list<Ticket*> line_;
+  mutable Mutex mutex_;
+  bool taken_ KVASIR_GUARDED_BY(mutex_) = false;
+  TimePoint taken_at_ KVASIR_GUARDED_BY(mutex_){};
+  Nanos held_ KVASIR_GUARDED_BY(mutex_){};
+  Nanos running_ KVASIR_GUARDED_BY(mutex_){};    // expected of what has the turn
+  Nanos line_time_ KVASIR_GUARDED_BY(mutex_){};  // expected of the line
+  std::list<Ticket*> line_ KVASIR_GUARDED_BY(mutex_);
   std::atomic<std::uint32_t> waiting_ = 0;
 };
 

@@ -58,13 +58,13 @@ HeldLayerPtr LiveStore::find_locked(const wire::LayerId& layer_id) const {
 }
 
 HeldLayerPtr LiveStore::find(const wire::LayerId& layer_id) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return find_locked(layer_id);
 }
 
 wire::Holdings LiveStore::holdings() const {
   wire::Holdings holdings = files_.holdings();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const HeldLayerPtr& layer : uploaded_)
     holdings.entries.push_back({layer->layer_id, layer->layer, layer->group, layer->n_expert, layer->n_embd, layer->experts});
   if (memory_bytes_ != 0) {
@@ -77,12 +77,12 @@ wire::Holdings LiveStore::holdings() const {
 }
 
 void LiveStore::subscribe(const Wake& wake) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   subscribers_.push_back(&wake);
 }
 
 void LiveStore::unsubscribe(const Wake& wake) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::erase(subscribers_, &wake);
 }
 
@@ -93,7 +93,7 @@ void LiveStore::changed_locked() {
 
 // Evicts those used longest ago until `bytes` are free or about to be.
 void LiveStore::evict_for(std::uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::uint64_t kept = 0;
   for (const HeldLayerPtr& layer : uploaded_) kept += layer->bytes;
   bool any = false;
@@ -158,7 +158,7 @@ std::expected<HeldLayerPtr, LiveStore::Refusal> LiveStore::load(const IncomingSl
 }
 
 std::optional<LiveStore::Refusal> LiveStore::insert(HeldLayerPtr layer, MemoryBudget::Share share) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (const HeldLayerPtr held = find_locked(layer->layer_id)) {
     if (contains(held->experts, layer->experts)) return std::nullopt;
     return no_room(std::format("This worker holds other experts of layer {} already: give these to another.", held->layer));

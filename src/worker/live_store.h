@@ -10,10 +10,10 @@
 #include <expected>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
+#include "base/mutex.h"
 #include "worker/memory_budget.h"
 #include "worker/peer_io.h"
 #include "worker/slice_store.h"
@@ -81,8 +81,8 @@ class LiveStore {
   void evict_for(std::uint64_t bytes);
   std::expected<HeldLayerPtr, Refusal> load(const IncomingSlice& slice) const;
   std::optional<Refusal> insert(HeldLayerPtr layer, MemoryBudget::Share share);
-  HeldLayerPtr find_locked(const wire::LayerId& layer_id) const;
-  void changed_locked();
+  HeldLayerPtr find_locked(const wire::LayerId& layer_id) const KVASIR_REQUIRES(mutex_);
+  void changed_locked() KVASIR_REQUIRES(mutex_);
 
   const SliceStore files_;
   const std::uint64_t memory_bytes_;
@@ -93,9 +93,9 @@ class LiveStore {
   std::atomic<std::uint64_t> freed_ = 0;
   std::atomic<std::uint64_t> version_ = 1;
 
-  mutable std::mutex mutex_;  // guards what follows
-  std::list<HeldLayerPtr> uploaded_;
-  std::vector<const Wake*> subscribers_;
+  mutable Mutex mutex_;
+  std::list<HeldLayerPtr> uploaded_ KVASIR_GUARDED_BY(mutex_);
+  std::vector<const Wake*> subscribers_ KVASIR_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvasir::worker

@@ -3,9 +3,10 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 #include <utility>
+
+#include "base/mutex.h"
 
 namespace kvasir::worker {
 
@@ -27,18 +28,18 @@ class ServedLedger {
   using ByBackbone = std::map<std::string, Service>;
 
   void add(const std::string& backbone, const Service& service) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const bool room = served_.size() < kBackbonesMax || served_.contains(backbone);
     served_[room ? backbone : std::string()] += service;
   }
   ByBackbone take() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return std::exchange(served_, {});
   }
 
  private:
-  std::mutex mutex_;
-  ByBackbone served_;
+  Mutex mutex_;
+  ByBackbone served_ KVASIR_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvasir::worker

@@ -71,7 +71,7 @@ void Server::accept_waiting() {
 
 void Server::adopt(std::unique_ptr<net::Stream> stream, std::string peer) {
   {
-    const std::lock_guard lock(adopted_mutex_);
+    const MutexLock lock(adopted_mutex_);
     if (adopted_.size() >= kConnectionsMax) return;  // closes
     adopted_.emplace_back(std::move(stream), std::move(peer));
   }
@@ -81,7 +81,7 @@ void Server::adopt(std::unique_ptr<net::Stream> stream, std::string peer) {
 void Server::start_adopted() {
   std::vector<std::pair<std::unique_ptr<net::Stream>, std::string>> adopted;
   {
-    const std::lock_guard lock(adopted_mutex_);
+    const MutexLock lock(adopted_mutex_);
     adopted.swap(adopted_);
   }
   for (auto& [stream, peer] : adopted) {

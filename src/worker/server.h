@@ -3,12 +3,12 @@
 
 #include <list>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "net/connect.h"
 #include "worker/connection.h"
 #include "worker/server_core.h"
@@ -64,8 +64,8 @@ class Server {
   Wake wake_;
   std::atomic<bool> stop_ = false;
   std::list<Served> served_;
-  std::mutex adopted_mutex_;
-  std::vector<std::pair<std::unique_ptr<net::Stream>, std::string>> adopted_;
+  Mutex adopted_mutex_;
+  std::vector<std::pair<std::unique_ptr<net::Stream>, std::string>> adopted_ KVASIR_GUARDED_BY(adopted_mutex_);
 };
 
 }  // namespace kvasir::worker

@@ -12,7 +12,7 @@ void WorkerStats::count_compute(wire::Numerics numerics, std::size_t n_pairs, st
 }
 
 void WorkerStats::sample(const ComputeGate& gate, TimePoint now) {
-  const std::scoped_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   if (now - samples_[(next_sample_ + kSamples - 1) % kSamples].at < kSampleInterval) return;
   samples_[next_sample_] = {now, gate.held(now)};
   next_sample_ = (next_sample_ + 1) % kSamples;
@@ -20,7 +20,7 @@ void WorkerStats::sample(const ComputeGate& gate, TimePoint now) {
 
 std::uint32_t WorkerStats::busy_permille(const ComputeGate& gate, TimePoint now) const {
   const Nanos held = gate.held(now);
-  const std::scoped_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const Sample& oldest = samples_[next_sample_];
   if (oldest.at == TimePoint{} || now <= oldest.at) return 0;
   return static_cast<std::uint32_t>(

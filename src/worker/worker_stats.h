@@ -4,11 +4,11 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <string_view>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "worker/compute_gate.h"
 #include "worker/cost_model.h"
 
@@ -47,9 +47,9 @@ class WorkerStats {
   };
   static constexpr std::size_t kSamples = 5;
   static constexpr Nanos kSampleInterval = std::chrono::milliseconds(200);
-  mutable std::mutex mutex_;
-  std::array<Sample, kSamples> samples_{};
-  std::size_t next_sample_ = 0;
+  mutable Mutex mutex_;
+  std::array<Sample, kSamples> samples_ KVASIR_GUARDED_BY(mutex_){};
+  std::size_t next_sample_ KVASIR_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace kvasir::worker

@@ -26,7 +26,7 @@ Result<std::unique_ptr<Background>> Background::start(Shared& shared) {
   }
   if (!shared.options.workers.empty()) {
     {
-      const std::lock_guard lock(shared.mutex);
+      const MutexLock lock(shared.mutex);
       shared.wanted = shared.options.workers;
     }
     out->sync_table();
@@ -86,7 +86,7 @@ TimePoint Background::gather(std::vector<pollfd>& fds, TimePoint now) {
       if (control.direct) control.direct->gather(fds, wake);
       wake = std::min(wake, control.ping_at);
     } else {
-      const std::lock_guard lock(shared_.mutex);
+      const MutexLock lock(shared_.mutex);
       if (const auto next = shared_.fleet.next_attempt(w)) wake = std::min(wake, *next);
     }
   }
@@ -104,7 +104,7 @@ TimePoint Background::gather(std::vector<pollfd>& fds, TimePoint now) {
 void Background::sync_drivers(TimePoint now) {
   std::vector<std::shared_ptr<Port>> ports;
   {
-    const std::lock_guard lock(shared_.mutex);
+    const MutexLock lock(shared_.mutex);
     ports = shared_.ports;
   }
   std::erase_if(drivers_, [&](const Driver& driver) { return std::ranges::find(ports, driver.port) == ports.end(); });
@@ -156,7 +156,7 @@ void Background::step_data(Driver& driver, WorkerIndex w, TimePoint now) {
 void Background::say_who_holds_nothing(TimePoint now) {
   std::vector<LayerKey> layers;
   {
-    const std::lock_guard lock(shared_.mutex);
+    const MutexLock lock(shared_.mutex);
     if (shared_.layers.empty()) return;
     if (!layers_seen_) layers_seen_ = now;
     if (now - *layers_seen_ < kHoldsNothingAfter) return;

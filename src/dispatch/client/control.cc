@@ -16,7 +16,7 @@ void Background::step_control(WorkerIndex w, TimePoint now) {
   }
   if (!control.attempt) {
     {
-      const std::lock_guard lock(shared_.mutex);
+      const MutexLock lock(shared_.mutex);
       const std::optional<TimePoint> due = shared_.fleet.next_attempt(w);
       if (!due || now < *due) return;
     }
@@ -32,7 +32,7 @@ void Background::begin_attempt(WorkerIndex w, TimePoint now) {
   Control& control = controls_[w];
   if (const Status resolved = resolve(control, now); !resolved) return lose_control(w, resolved.error().message, now);
   {
-    const std::lock_guard lock(shared_.mutex);
+    const MutexLock lock(shared_.mutex);
     shared_.fleet.on_connecting(w);
   }
   control.attempt = std::make_unique<Dial>(control.peer, control.hello, tls(), now);
@@ -99,7 +99,7 @@ void Background::finish_attempt(WorkerIndex w, Handshake::State state, TimePoint
   if (state == Handshake::State::kFailed) return lose_control(w, attempt->error(), now);
   if (state == Handshake::State::kRefused) {
     {
-      const std::lock_guard lock(shared_.mutex);
+      const MutexLock lock(shared_.mutex);
       shared_.fleet.on_refused(w, now);
     }
     if (attempt->error() != control.last_refusal) {
@@ -117,7 +117,7 @@ void Background::finish_attempt(WorkerIndex w, Handshake::State state, TimePoint
   control.last_refusal.clear();
   control.nothing_held_said = false;
   {
-    const std::lock_guard lock(shared_.mutex);
+    const MutexLock lock(shared_.mutex);
     shared_.fleet.on_connected(w, attempt->round_trip());
   }
   take_holdings(w, attempt->take_holdings());
@@ -142,7 +142,7 @@ void Background::take_holdings(WorkerIndex w, wire::Holdings holdings) {
   control.held.clear();
   for (const wire::Holding& entry : holdings.entries) control.held.push_back({entry.layer_id, entry.group});
   control.nothing_held_said = false;
-  const std::lock_guard lock(shared_.mutex);
+  const MutexLock lock(shared_.mutex);
   shared_.fleet.on_holdings(w, std::move(holdings));
 }
 
@@ -154,7 +154,7 @@ void Background::lose_control(WorkerIndex w, const std::string& why, TimePoint n
   control.link.reset();
   std::vector<std::shared_ptr<Port>> ports;
   {
-    const std::lock_guard lock(shared_.mutex);
+    const MutexLock lock(shared_.mutex);
     shared_.fleet.on_lost(w, now);
     ports = shared_.ports;
   }
@@ -189,7 +189,7 @@ bool Background::on_control_frame(WorkerIndex w, const net::Frame& frame, TimePo
       const Result<wire::Pong> pong = wire::decode_pong(frame.payload);
       if (!pong || !control.ping_sent) return pong.has_value();
       control.ping_sent.reset();
-      const std::lock_guard lock(shared_.mutex);
+      const MutexLock lock(shared_.mutex);
       const auto sent = TimePoint(Nanos(static_cast<std::int64_t>(pong->sent_ns)));
       shared_.fleet.on_pong(w, *pong, std::clamp(now - sent, Nanos(0), kPongMax), now);
       return true;
@@ -202,7 +202,7 @@ bool Background::on_control_frame(WorkerIndex w, const net::Frame& frame, TimePo
     }
     case wire::FrameType::kDrain: {
       {
-        const std::lock_guard lock(shared_.mutex);
+        const MutexLock lock(shared_.mutex);
         shared_.fleet.on_draining(w);
       }
       shared_.log("worker " + control.peer.name + " is shutting down; it takes nothing new.");

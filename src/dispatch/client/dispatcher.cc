@@ -34,7 +34,7 @@ class DispatcherImpl final : public Dispatcher {
 
   const Layer& register_layer(const wire::LayerId& id, std::uint32_t layer, const wire::Recipe& recipe,
                               std::uint64_t expert_bytes) override {
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     for (const LayerEntry& entry : shared_->layers)
       if (entry.layer_id == id && entry.recipe == recipe) return entry;
     LayerEntry& entry = shared_->layers.emplace_back();
@@ -61,7 +61,7 @@ class DispatcherImpl final : public Dispatcher {
     if (!bell) shared_->log(bell.error().message);
     auto port = std::make_shared<Port>(bell ? *std::move(bell) : Bell());
     if (bell) {
-      const std::lock_guard lock(shared_->mutex);
+      const MutexLock lock(shared_->mutex);
       shared_->ports.push_back(port);
     }
     shared_->bell.ring();
@@ -87,7 +87,7 @@ class DispatcherImpl final : public Dispatcher {
               .spot_undecided = s.spot_undecided,
               .spot_ns_sum = s.spot_ns_sum,
               .rounds_busy = s.rounds_busy};
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     out.workers_up = shared_->fleet.count_up();
     out.hot_bytes = shared_->hot.bytes();
     return out;
@@ -102,14 +102,14 @@ class DispatcherImpl final : public Dispatcher {
       table.resize(kWorkersMax);
     }
     {
-      const std::lock_guard lock(shared_->mutex);
+      const MutexLock lock(shared_->mutex);
       shared_->wanted = std::move(table);
     }
     shared_->bell.ring();
   }
 
   std::vector<Served> take_served() override {
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     std::vector<Served> out = std::exchange(shared_->departed, {});
     for (WorkerIndex w = 0; w < shared_->fleet.size(); ++w)
       if (const Service service = shared_->fleet.take_service(w); !service.empty())
@@ -118,7 +118,7 @@ class DispatcherImpl final : public Dispatcher {
   }
 
   std::vector<LayerUses> take_uses() override {
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     std::vector<LayerUses> out;
     for (const LayerEntry& entry : shared_->layers) {
       LayerUses uses{entry.layer_id, entry.layer, entry.recipe.group, {}};
@@ -132,7 +132,7 @@ class DispatcherImpl final : public Dispatcher {
   }
 
   std::vector<LayerTimes> layer_times() const override {
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     std::vector<LayerTimes> out;
     for (const LayerEntry& entry : shared_->layers) {
       LayerTimes& times = out.emplace_back();
@@ -146,7 +146,7 @@ class DispatcherImpl final : public Dispatcher {
   }
 
   std::vector<WorkerView> workers() const override {
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     const Fleet& fleet = shared_->fleet;
     std::vector<WorkerView> out;
     for (WorkerIndex w = 0; w < fleet.size(); ++w) {

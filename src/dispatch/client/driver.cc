@@ -26,7 +26,7 @@ Driver::Driver(Shared& shared, std::shared_ptr<Port> port)
 
 Driver::~Driver() {
   {
-    const std::lock_guard lock(shared_.mutex);
+    const MutexLock lock(shared_.mutex);
     std::erase(shared_.ports, port_);
     // What is outstanding will be answered to nobody.
     for (WorkerIndex w = 0; w < links_.size(); ++w) engine_.link_down(w);
@@ -107,7 +107,7 @@ void Driver::wait_for_first_links() {
     std::string missing;
     std::size_t n_missing = 0;
     {
-      const std::lock_guard lock(shared_.mutex);
+      const MutexLock lock(shared_.mutex);
       Fleet& fleet = shared_.fleet;
       if (!shared_.table_known && !shared_.first_wait_done) {
         n_missing = 1;
@@ -131,7 +131,7 @@ void Driver::wait_for_first_links() {
     ::poll(&entry, 1, static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(kLookAgain).count()));
     if (port_->has_mail()) collect_mail();
   }
-  const std::lock_guard lock(shared_.mutex);
+  const MutexLock lock(shared_.mutex);
   shared_.first_wait_done = true;
 }
 
@@ -146,7 +146,7 @@ Status Driver::drive(const Round& round, const LocalCompute& local) {
   // meanwhile shows when it is used.)
   if (engine_.owes_answers()) poll_links(Nanos(0));
   {
-    const std::lock_guard lock(shared_.mutex);
+    const MutexLock lock(shared_.mutex);
     shared_.hot.note_uses(round.layer->recipe_id, round.pairs);
     std::span<const wire::RowType> types;
     if (options.wire_auto) types = wire_choice_.types(shared_.fleet.size(), round.layer->recipe_id, round.n_rows);
@@ -198,7 +198,7 @@ Status Driver::drive(const Round& round, const LocalCompute& local) {
     // `now` is from before the reading: nobody is late whose answer lay there already.
     if (engine_.needs_advance(now)) {
       {
-        const std::lock_guard lock(shared_.mutex);
+        const MutexLock lock(shared_.mutex);
         engine_.advance(shared_.fleet, now);
       }
       carry_out(round);
@@ -207,7 +207,7 @@ Status Driver::drive(const Round& round, const LocalCompute& local) {
   }
   Status status;
   {
-    const std::lock_guard lock(shared_.mutex);
+    const MutexLock lock(shared_.mutex);
     status = engine_.end(shared_.fleet, monotonic_now());
     tell_bytes();
   }
@@ -276,7 +276,7 @@ void Driver::carry_out(const Round& round) {
   for (WorkerIndex w : engine_.to_drop) {
     Nanos wait;
     {
-      const std::lock_guard lock(shared_.mutex);
+      const MutexLock lock(shared_.mutex);
       wait = shared_.fleet.on_link_stalled(w);
     }
     if (links_[w].link) shared_.log("worker " + shared_.name(w) + " has owed an answer for too long; its connection is made anew.");

@@ -65,7 +65,7 @@ class Driver final : public RoundDriver {
   // Rows on their way in f32, for the gate of wire_choice_.
   void show(WireChoice::Direction direction, std::span<const float> row);
   void count_sent(WorkerIndex w, std::size_t bytes);
-  void tell_bytes();  // to the fleet, under its lock
+  void tell_bytes() KVASIR_REQUIRES(shared_.mutex);  // to the fleet
   void finish_stats(const Round& round, Nanos took);
 
   Shared& shared_;

@@ -45,7 +45,7 @@ void Driver::let_go() {
   }
   {
     // What is still to be told of them is told before their slots are given to others.
-    const std::lock_guard lock(shared_.mutex);
+    const MutexLock lock(shared_.mutex);
     engine_.settle(shared_.fleet, monotonic_now());
     tell_bytes();
   }
@@ -154,7 +154,7 @@ bool Driver::on_frame(WorkerIndex w, const net::Frame& frame) {
     case wire::FrameType::kHoldings:  // the control connection's matter
     case wire::FrameType::kPong: return true;
     case wire::FrameType::kDrain: {
-      const std::lock_guard lock(shared_.mutex);
+      const MutexLock lock(shared_.mutex);
       shared_.fleet.on_draining(w);
       return true;
     }

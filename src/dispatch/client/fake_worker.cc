@@ -143,7 +143,7 @@ void FakeWorker::tell_lie(const wire::ExecView& exec, std::span<float> rows) {
     case Lie::kNormOff1: scale(1.01f); break;
     case Lie::kNormOff5: scale(1.05f); break;
     case Lie::kOlderAnswer: {
-      const std::lock_guard lock(older_mutex_);
+      const MutexLock lock(older_mutex_);
       if (!older_.empty()) std::ranges::copy(older_, row.begin());
       older_ = honest;
       break;

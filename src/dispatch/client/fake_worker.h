@@ -5,13 +5,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/expert_set.h"
+#include "base/mutex.h"
 #include "net/connect.h"
 #include "net/frame_io.h"
 #include "net/tls.h"
@@ -74,8 +74,8 @@ class FakeWorker {
   std::atomic<int> drain_epoch_{0};
   std::thread acceptor_;
   std::vector<std::thread> threads_;
-  std::mutex older_mutex_;
-  std::vector<float> older_;  // a row answered before
+  Mutex older_mutex_;
+  std::vector<float> older_ KVASIR_GUARDED_BY(older_mutex_);  // a row answered before
 };
 
 }  // namespace kvasir::dispatch

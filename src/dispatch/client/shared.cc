@@ -27,7 +27,7 @@ void Bell::clear() const {
 
 void Port::post(Mail mail) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     mail_.push_back(std::move(mail));
     has_mail_.store(true, std::memory_order_release);
   }
@@ -36,7 +36,7 @@ void Port::post(Mail mail) {
 
 std::vector<Mail> Port::collect() {
   bell_.clear();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   has_mail_.store(false, std::memory_order_release);
   for (const Mail& mail : mail_) {
     if (!mail.link) continue;
@@ -48,7 +48,7 @@ std::vector<Mail> Port::collect() {
 
 bool Port::retire(WorkerIndex w) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     std::erase_if(mail_, [&](const Mail& mail) { return mail.worker == w; });
     if (w >= delivered_.size() || !delivered_[w]) return true;
   }
@@ -57,23 +57,23 @@ bool Port::retire(WorkerIndex w) {
 }
 
 void Port::report_let_go(WorkerIndex w) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   delivered_[w] = false;
   let_go_.push_back(w);
 }
 
 std::vector<WorkerIndex> Port::collect_let_go() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::exchange(let_go_, {});
 }
 
 void Port::report_lost(LinkLost lost) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   lost_.push_back(lost);
 }
 
 std::vector<LinkLost> Port::collect_lost() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::exchange(lost_, {});
 }
 

@@ -7,13 +7,13 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "base/log_limit.h"
+#include "base/mutex.h"
 #include "dispatch/client/link.h"
 #include "dispatch/core/fleet.h"
 #include "dispatch/core/hot_set.h"
@@ -74,11 +74,11 @@ class Port {
  private:
   Bell bell_;
   std::atomic<bool> has_mail_{false};
-  std::mutex mutex_;
-  std::vector<Mail> mail_;
-  std::vector<LinkLost> lost_;
-  std::vector<WorkerIndex> let_go_;
-  std::vector<bool> delivered_;  // by worker: the driver has had a link
+  Mutex mutex_;
+  std::vector<Mail> mail_ KVASIR_GUARDED_BY(mutex_);
+  std::vector<LinkLost> lost_ KVASIR_GUARDED_BY(mutex_);
+  std::vector<WorkerIndex> let_go_ KVASIR_GUARDED_BY(mutex_);
+  std::vector<bool> delivered_ KVASIR_GUARDED_BY(mutex_);  // by worker: the driver has had a link
 };
 
 // Counters of all drivers; relaxed, each monotonic.
@@ -130,7 +130,7 @@ struct Shared {
 
   // Of a worker, without the lock.
   std::string name(WorkerIndex w) {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     return slots[w].name;
   }
 
@@ -139,16 +139,17 @@ struct Shared {
   AtomicStats stats;
   LogLimit lines;
 
-  std::mutex mutex;  // guards what follows up to the bell
-  Fleet fleet;
-  HotSet hot;  // layers by recipe id
-  std::deque<Slot> slots;  // as many as the fleet has
-  std::optional<std::vector<WorkerAddress>> wanted;  // the next table, until the background thread has seen it
-  bool table_known = false;  // it has seen the first
-  std::vector<Served> departed;  // of workers that left the table, until somebody asks
-  std::vector<std::shared_ptr<Port>> ports;
-  std::deque<LayerEntry> layers;
-  bool first_wait_done = false;  // the configured workers have had their time to connect
+  Mutex mutex;
+  Fleet fleet KVASIR_GUARDED_BY(mutex);
+  HotSet hot KVASIR_GUARDED_BY(mutex);  // layers by recipe id
+  std::deque<Slot> slots KVASIR_GUARDED_BY(mutex);  // as many as the fleet has
+  // The next table, until the background thread has seen it.
+  std::optional<std::vector<WorkerAddress>> wanted KVASIR_GUARDED_BY(mutex);
+  bool table_known KVASIR_GUARDED_BY(mutex) = false;  // it has seen the first
+  std::vector<Served> departed KVASIR_GUARDED_BY(mutex);  // of workers that left the table, until somebody asks
+  std::vector<std::shared_ptr<Port>> ports KVASIR_GUARDED_BY(mutex);
+  std::deque<LayerEntry> layers KVASIR_GUARDED_BY(mutex);
+  bool first_wait_done KVASIR_GUARDED_BY(mutex) = false;  // the configured workers have had their time to connect
 
   Bell bell;  // wakes the background thread
   std::atomic<bool> stop{false};

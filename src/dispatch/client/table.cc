@@ -34,7 +34,7 @@ Status Background::prepare_peer(const WorkerAddress& where, Peer& peer) {
 void Background::sync_table() {
   std::vector<WorkerAddress> wanted;
   {
-    const std::lock_guard lock(shared_.mutex);
+    const MutexLock lock(shared_.mutex);
     if (!shared_.wanted) return;
     wanted = *std::exchange(shared_.wanted, std::nullopt);
   }
@@ -57,7 +57,7 @@ void Background::sync_table() {
     add_worker(wanted[i], before == moved.end() ? std::nullopt : std::optional(before->second));
   }
   release_workers();
-  const std::lock_guard lock(shared_.mutex);
+  const MutexLock lock(shared_.mutex);
   shared_.table_known = true;
 }
 
@@ -78,7 +78,7 @@ void Background::add_worker(const WorkerAddress& where, std::optional<WorkerInde
   }
   WorkerIndex w = 0;
   {
-    const std::lock_guard lock(shared_.mutex);
+    const MutexLock lock(shared_.mutex);
     w = shared_.fleet.add(before);
     if (shared_.slots.size() <= w) shared_.slots.resize(w + 1);
     shared_.slots[w] = {where, control.peer.name};
@@ -97,7 +97,7 @@ void Background::remove_worker(WorkerIndex w) {
   control.link.reset();
   control.use = Use::kRemoved;
   {
-    const std::lock_guard lock(shared_.mutex);
+    const MutexLock lock(shared_.mutex);
     shared_.fleet.remove(w);
   }
   for (Driver& driver : drivers_) {
@@ -114,7 +114,7 @@ void Background::release_workers() {
     if (controls_[w].use != Use::kRemoved) continue;
     if (std::ranges::any_of(drivers_, [&](const Driver& driver) { return driver.links[w].leaving; })) continue;
     controls_[w] = Control{};
-    const std::lock_guard lock(shared_.mutex);
+    const MutexLock lock(shared_.mutex);
     if (const Service service = shared_.fleet.take_service(w); !service.empty() && shared_.departed.size() < kDepartedMax)
       shared_.departed.push_back({served_id(shared_.slots[w]), service.pairs, service.rows, service.bytes});
     shared_.fleet.release(w);

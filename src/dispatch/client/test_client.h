@@ -5,13 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <mutex>
 #include <random>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "dispatch/client/fake_worker.h"
 #include "dispatch/dispatcher.h"
 
@@ -34,7 +34,7 @@ inline WorkerAddress at(const FakeWorker& worker, std::string id = {}) { return 
 struct TestClient {
   void start(const TestLayer& what, Options options) {
     options.log = [this](std::string line) {
-      const std::lock_guard lock(mutex);
+      const MutexLock lock(mutex);
       lines.push_back(std::move(line));
     };
     auto made = Dispatcher::create(std::move(options));
@@ -60,7 +60,7 @@ struct TestClient {
   }
 
   bool logged(std::string_view text) {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     return std::ranges::any_of(lines, [&](const std::string& line) { return line.contains(text); });
   }
   template <typename Done>
@@ -71,8 +71,8 @@ struct TestClient {
   }
   Stats stats() const { return dispatcher->stats(); }
 
-  std::mutex mutex;
-  std::vector<std::string> lines;
+  Mutex mutex;
+  std::vector<std::string> lines KVASIR_GUARDED_BY(mutex);
   std::unique_ptr<Dispatcher> dispatcher;
   std::unique_ptr<RoundDriver> driver;
   const Layer* layer = nullptr;

@@ -124,7 +124,7 @@ void Uploader::wait_for_workers() {
   while (monotonic_now() < deadline) {
     bool settled = true;
     {
-      const std::lock_guard lock(shared_.mutex);
+      const MutexLock lock(shared_.mutex);
       const Fleet& fleet = shared_.fleet;
       for (WorkerIndex w = 0; w < fleet.size(); ++w)
         settled = settled && (fleet.state(w) == WorkerState::kRemoved || fleet.holdings(w) != nullptr || fleet.refused(w) || fleet.failures(w) >= kFailuresSettled);
@@ -135,15 +135,15 @@ void Uploader::wait_for_workers() {
 }
 
 bool Uploader::any_holds(const LayerKey& key) {
-  const std::lock_guard one(mutex_);
+  const MutexLock one(mutex_);
   wait_for_workers();
-  const std::lock_guard lock(shared_.mutex);
+  const MutexLock lock(shared_.mutex);
   return shared_.fleet.routes()->find(key) != nullptr;
 }
 
 std::vector<UploadOffer> Uploader::offers_for(const LayerKey& key, const SliceMaker& slices) {
   std::vector<UploadOffer> offers;
-  const std::lock_guard lock(shared_.mutex);
+  const MutexLock lock(shared_.mutex);
   const Fleet& fleet = shared_.fleet;
   for (WorkerIndex w = 0; w < fleet.size(); ++w) {
     const wire::Holdings* holdings = fleet.holdings(w);
@@ -156,12 +156,12 @@ std::vector<UploadOffer> Uploader::offers_for(const LayerKey& key, const SliceMa
 }
 
 void Uploader::upload_missing(const Layer& layer, const SliceMaker& slices) {
-  const std::lock_guard one(mutex_);
+  const MutexLock one(mutex_);
   wait_for_workers();
   const LayerKey key{layer.layer_id, layer.recipe.group};
   std::vector<std::uint32_t> missing;
   {
-    const std::lock_guard lock(shared_.mutex);
+    const MutexLock lock(shared_.mutex);
     const LayerRoutes* routes = shared_.fleet.routes()->find(key);
     for (std::uint32_t e = 0; e < layer.recipe.n_expert; ++e)
       if (routes == nullptr || routes->replicas(e).empty()) missing.push_back(e);
@@ -195,7 +195,7 @@ void Uploader::upload_missing(const Layer& layer, const SliceMaker& slices) {
 Result<std::unique_ptr<Link>> Uploader::connect(WorkerIndex worker) {
   Peer peer;
   {
-    const std::lock_guard lock(shared_.mutex);
+    const MutexLock lock(shared_.mutex);
     peer.where = shared_.slots[worker].where;
     peer.name = shared_.slots[worker].name;
   }
@@ -246,7 +246,7 @@ Status Uploader::wait_until_seen(const LayerKey& key, const UploadShare& share) 
   const TimePoint deadline = monotonic_now() + kHoldingsSeenMax;
   while (monotonic_now() < deadline) {
     {
-      const std::lock_guard lock(shared_.mutex);
+      const MutexLock lock(shared_.mutex);
       const wire::Holding* held = find(shared_.fleet.holdings(share.worker), key);
       if (held != nullptr && contains(held->experts, share.experts)) return {};
     }

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "base/mutex.h"
 #include "dispatch/client/handshake.h"
 #include "dispatch/client/shared.h"
 
@@ -34,17 +34,17 @@ class Uploader {
   void upload_missing(const Layer& layer, const SliceMaker& slices);
 
  private:
-  void wait_for_workers();
+  void wait_for_workers() KVASIR_REQUIRES(mutex_);
   std::vector<UploadOffer> offers_for(const LayerKey& key, const SliceMaker& slices);
-  Status upload(const UploadShare& share, ByteSpan slice);
-  Result<std::unique_ptr<Link>> connect(WorkerIndex worker);
+  Status upload(const UploadShare& share, ByteSpan slice) KVASIR_REQUIRES(mutex_);
+  Result<std::unique_ptr<Link>> connect(WorkerIndex worker) KVASIR_REQUIRES(mutex_);
   Status wait_until_seen(const LayerKey& key, const UploadShare& share);
 
   Shared& shared_;
-  std::mutex mutex_;
-  bool waited_ = false;
-  bool no_room_said_ = false;
-  std::optional<net::TlsContext> tls_;
+  Mutex mutex_;
+  bool waited_ KVASIR_GUARDED_BY(mutex_) = false;
+  bool no_room_said_ KVASIR_GUARDED_BY(mutex_) = false;
+  std::optional<net::TlsContext> tls_ KVASIR_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvasir::dispatch

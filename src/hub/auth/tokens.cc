@@ -49,13 +49,13 @@ Result<Principal> Authenticator::check(std::string_view token, UnixSeconds unix_
   const std::string id(parts->id);
   std::optional<TokenRecord> record;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto cached = cache_.find(id);
     if (cached != cache_.end() && now - cached->second.read < kTokenCacheTtl) record = cached->second.record;
   }
   if (!record) {
     KVASIR_ASSIGN(record, store_.find_token(id));
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!record) {
       cache_.erase(id);
     } else {

@@ -2,7 +2,6 @@
 // 256 random bits, kept nowhere but with its holder: the store has its SHA-256.
 #pragma once
 
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/mutex.h"
 #include "hub/store/store.h"
 
 namespace kvasir::hub {
@@ -43,7 +43,7 @@ class Authenticator {
   // and the sentence says which of the last two; any other error is the store's.
   Result<Principal> check(std::string_view token, UnixSeconds unix_time, TimePoint now);
   std::size_t cached() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return cache_.size();
   }
 
@@ -53,8 +53,8 @@ class Authenticator {
     TimePoint read;
   };
   Store& store_;
-  std::mutex mutex_;
-  std::unordered_map<std::string, Cached> cache_;
+  Mutex mutex_;
+  std::unordered_map<std::string, Cached> cache_ KVASIR_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvasir::hub

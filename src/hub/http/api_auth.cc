@@ -31,7 +31,7 @@ Response challenge(Hub& hub, const Request& request) {
   const auto key = public_key_of(*input);
   if (!key) return error_response(key.error());
   const std::string nonce = std::string(kNoncePrefix) + random_hex(32);
-  const std::lock_guard lock(hub.nonces_mutex);
+  const MutexLock lock(hub.nonces_mutex);
   hub.nonces.issue(nonce, *key, request.now);
   Response out;
   out.text = dump(
@@ -52,7 +52,7 @@ Response node_token(Hub& hub, const Request& request) {
   if (!signature || signature->size() != kEd25519SignatureBytes)
     return error_response(400, "'signature' must be 128 hexadecimal digits: the ed25519 signature of the nonce.");
   {
-    const std::lock_guard lock(hub.nonces_mutex);
+    const MutexLock lock(hub.nonces_mutex);
     if (!hub.nonces.redeem(*nonce, *key, request.now))
       return error_response(401, "this nonce was not given for this key, was used, or is too old; ask for another.");
   }

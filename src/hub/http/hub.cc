@@ -41,7 +41,7 @@ Hub::Hub(HubOptions options, std::unique_ptr<Store> store, std::function<void(co
 
 Hub::~Hub() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();
@@ -123,7 +123,7 @@ Status Hub::start() {
 
 void Hub::tidy() {
   TimePoint pruned = monotonic_now() - std::chrono::hours(1), noted{};
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (!stopping_) {
     lock.unlock();
     const TimePoint now = monotonic_now();
@@ -133,7 +133,7 @@ void Hub::tidy() {
     });
     {
       // The last minutes are kept while nobody looks, too.
-      const std::lock_guard traffic_lock(traffic_mutex_);
+      const MutexLock traffic_lock(traffic_mutex_);
       for (auto& [model, traffic] : traffic_) traffic.advance(now);
     }
     read_bans();
@@ -146,7 +146,7 @@ void Hub::tidy() {
       if (const Status done = store_->prune(unix_now() - kReportMemoryS); !done) log_error(done.error());
     }
     lock.lock();
-    wake_.wait_for(lock, kTidyInterval, [this] { return stopping_; });
+    wake_.wait_for(lock, kTidyInterval, [this]() KVASIR_REQUIRES(mutex_) { return stopping_; });
   }
 }
 
@@ -164,7 +164,7 @@ void Hub::read_bans() {
   std::set<std::string, std::less<>> fresh;
   for (const BanRecord& ban : *bans) fresh.insert(ban.worker_id);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (fresh == bans_) return;
     bans_ = fresh;
   }
@@ -174,19 +174,19 @@ void Hub::read_bans() {
 }
 
 bool Hub::is_banned(const std::string& worker_id) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return bans_.contains(worker_id);
 }
 
 void Hub::set_server_stats(std::function<ServerStats()> read) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   server_stats_ = std::move(read);
 }
 
 ServerStats Hub::server_stats() const {
   std::function<ServerStats()> read;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     read = server_stats_;
   }
   return read ? read() : ServerStats{};
@@ -194,11 +194,11 @@ ServerStats Hub::server_stats() const {
 
 Result<bool> Hub::owns_worker(const std::string& worker_id, const std::string& token_id) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (const auto known = owners_.find(worker_id); known != owners_.end()) return known->second == token_id;
   }
   KVASIR_ASSIGN(const std::string owner, store_->claim_worker(worker_id, token_id, unix_now()));
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (owners_.size() >= kOwnersKnownMax) owners_.clear();
   owners_[worker_id] = owner;
   return owner == token_id;

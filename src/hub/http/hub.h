@@ -7,18 +7,17 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
 
 #include "base/log_limit.h"
+#include "base/mutex.h"
 #include "hub/auth/tokens.h"
 #include "hub/core/market.h"
 #include "hub/core/nonces.h"
@@ -79,13 +78,13 @@ class Hub {
   // Calls `work(Market&)` under the lock.
   template <typename Work>
   auto with_market(const Work& work) {
-    const std::lock_guard lock(market_mutex_);
+    const MutexLock lock(market_mutex_);
     return work(market_);
   }
   // Calls `work(Traffic&)` with what backbones say of that model; must not be called under the market's lock.
   template <typename Work>
   auto with_traffic(const std::string& model, const Work& work) {
-    const std::lock_guard lock(traffic_mutex_);
+    const MutexLock lock(traffic_mutex_);
     if (traffic_.size() >= kModelsMax && !traffic_.contains(model)) traffic_.clear();
     return work(traffic_[model]);
   }
@@ -99,8 +98,8 @@ class Hub {
   bool is_banned(const std::string& worker_id) const;
   void read_bans();
   void log_error(const Error& error) const { request_log_(error.message); }
-  std::mutex nonces_mutex;
-  Nonces nonces{std::chrono::seconds(60)};
+  Mutex nonces_mutex;
+  Nonces nonces KVASIR_GUARDED_BY(nonces_mutex){std::chrono::seconds(60)};
   // Of this start of this process: counters that begin anew are not taken for old ones.
   const std::string& instance() const { return instance_; }
   // Just started, and nodes that were here a moment ago have not reported yet: volunteers
@@ -122,16 +121,17 @@ class Hub {
   RelayHostOfHub relay_host_{*this};
   std::optional<net::SigningKey> grant_key_;
   Router router_;
-  std::mutex market_mutex_;
-  Market market_;
-  std::mutex traffic_mutex_;
-  std::map<std::string, Traffic> traffic_;
-  mutable std::mutex mutex_;  // of what follows
-  std::function<ServerStats()> server_stats_;
-  std::set<std::string, std::less<>> bans_;
-  std::unordered_map<std::string, std::string> owners_;  // worker id -> token id, as the store has them
-  std::condition_variable wake_;
-  bool stopping_ = false;
+  Mutex market_mutex_;
+  Market market_ KVASIR_GUARDED_BY(market_mutex_);
+  Mutex traffic_mutex_;
+  std::map<std::string, Traffic> traffic_ KVASIR_GUARDED_BY(traffic_mutex_);
+  mutable Mutex mutex_;
+  std::function<ServerStats()> server_stats_ KVASIR_GUARDED_BY(mutex_);
+  std::set<std::string, std::less<>> bans_ KVASIR_GUARDED_BY(mutex_);
+  // Worker id -> token id, as the store has them.
+  std::unordered_map<std::string, std::string> owners_ KVASIR_GUARDED_BY(mutex_);
+  Condition wake_;
+  bool stopping_ KVASIR_GUARDED_BY(mutex_) = false;
   TimePoint awake_at_{};
   std::unique_ptr<Catalogue> catalogue_;  // calls back into the market: gone before it
   std::unique_ptr<ViewFeed> view_;  // looks at all of the above

@@ -7,11 +7,11 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/log_limit.h"
+#include "base/mutex.h"
 #include "hub/http/server.h"
 #include "hub/relay/relay.h"
 
@@ -74,17 +74,17 @@ class Shared {
   std::shared_ptr<Relay> relay;  // set before the first connection
 
   Nanos take_address(const std::string& address, double cost = 1) {
-    const std::lock_guard lock(limiters_);
+    const MutexLock lock(limiters_);
     return address_limiter_.take(address, monotonic_now(), cost);
   }
   Nanos take_token(const std::string& token_id) {
-    const std::lock_guard lock(limiters_);
+    const MutexLock lock(limiters_);
     return token_limiter_.take(token_id, monotonic_now());
   }
 
   // Makes room first: false when nobody can be asked to leave.
   bool enter(const std::shared_ptr<Watched>& connection) {
-    const std::lock_guard lock(connections_mutex_);
+    const MutexLock lock(connections_mutex_);
     const auto neighbours = per_address_.find(connection->address);
     const bool crowded = connections_.size() >= options.connections_max;
     const bool crowd_of_one =
@@ -104,33 +104,34 @@ class Shared {
     return true;
   }
   void leave(Watched& connection) {
-    const std::lock_guard lock(connections_mutex_);
+    const MutexLock lock(connections_mutex_);
     forget(connection);
   }
   std::size_t connection_count() const {
-    const std::lock_guard lock(connections_mutex_);
+    const MutexLock lock(connections_mutex_);
     return connections_.size();
   }
   // Closes the late ones; all idle and endless ones if `idle_too`, everyone if `all`.
   void watch(bool idle_too, bool all) {
     const TimePoint now = monotonic_now();
-    const std::lock_guard lock(connections_mutex_);
+    const MutexLock lock(connections_mutex_);
     for (const auto& [raw, each] : connections_)
       if (all || each->is_late(now) || (idle_too && (each->idle_since() != 0 || each->is_endless()))) each->abort();
   }
 
  private:
-  void forget(Watched& connection) {
+  void forget(Watched& connection) KVASIR_REQUIRES(connections_mutex_) {
     if (connections_.erase(&connection) == 0) return;
     const auto found = per_address_.find(connection.address);
     if (--found->second == 0) per_address_.erase(found);
   }
 
-  std::mutex limiters_;
-  RateLimiter address_limiter_, token_limiter_;
-  mutable std::mutex connections_mutex_;
-  std::map<Watched*, std::shared_ptr<Watched>> connections_;
-  std::map<std::string, std::size_t> per_address_;
+  Mutex limiters_;
+  RateLimiter address_limiter_ KVASIR_GUARDED_BY(limiters_);
+  RateLimiter token_limiter_ KVASIR_GUARDED_BY(limiters_);
+  mutable Mutex connections_mutex_;
+  std::map<Watched*, std::shared_ptr<Watched>> connections_ KVASIR_GUARDED_BY(connections_mutex_);
+  std::map<std::string, std::size_t> per_address_ KVASIR_GUARDED_BY(connections_mutex_);
 };
 
 // Runs `work` on a pool's thread; the coroutine goes on on its own strand.

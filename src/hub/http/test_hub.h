@@ -7,11 +7,11 @@
 #include <format>
 #include <fstream>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "gguf/synth.h"
 #include "hub/http/hub.h"
 #include "hub/http/server.h"
@@ -50,7 +50,7 @@ class TestHub {
     hub_options.public_view = options.public_view;
     hub_options.grant_life_s = options.grant_life_s;
     const auto log = [this](const std::string& line) {
-      const std::lock_guard lock(mutex);
+      const MutexLock lock(mutex);
       lines.push_back(line);
     };
     std::unique_ptr<Store> store = make_memory_store();
@@ -100,14 +100,14 @@ class TestHub {
   }
   TestClient client() const { return TestClient(server->port()); }
   std::string log_text() {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     std::string out;
     for (const std::string& line : lines) out += line + "\n";
     return out;
   }
 
   std::filesystem::path top;
-  std::mutex mutex;
+  Mutex mutex;
   std::vector<std::string> lines;
   std::unique_ptr<Hub> hub;
   std::unique_ptr<Server> server;

@@ -131,7 +131,7 @@ void ViewFeed::Channel::put(Text& text, std::string json_text) {
 }
 
 void ViewFeed::Channel::refresh(Hub& hub) {
-  const std::lock_guard one(refreshing_);
+  const MutexLock one(refreshing_);
   State state = look(hub);
   const auto by_name = [](const json& a, const json& b) { return a["id"] < b["id"]; };
   std::sort(state.workers.begin(), state.workers.end(), by_name);
@@ -141,7 +141,7 @@ void ViewFeed::Channel::refresh(Hub& hub) {
   };
   std::vector<std::shared_ptr<Follower>> to_wake;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const std::uint64_t before = version_++;
     std::string hello = dump(state.hello);
     const bool another = hello_.version == 0 || state.model != shown_model_ || layers_.size() != state.runs.size();
@@ -191,17 +191,17 @@ void ViewFeed::Channel::refresh(Hub& hub) {
 }
 
 void ViewFeed::Channel::add(const std::shared_ptr<Follower>& follower) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   followers_.push_back(follower);
 }
 
 bool ViewFeed::Channel::has_followers() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::ranges::any_of(followers_, [](const auto& follower) { return !follower.expired(); });
 }
 
 std::shared_ptr<const std::string> ViewFeed::Channel::events(std::uint64_t& from, bool with_addresses) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (from == version_) return nullptr;
   // Nearly all followers stand at the same version: one text serves them.
   std::shared_ptr<const std::string>& text = composed_[{from, with_addresses}];

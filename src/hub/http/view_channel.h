@@ -6,12 +6,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "hub/core/coverage_grid.h"
 #include "hub/core/market.h"
 #include "hub/core/traffic.h"
@@ -42,26 +42,29 @@ class ViewFeed::Channel {
   struct State;  // what one look gave
 
   State look(Hub& hub);
-  void put(Text& text, std::string json);
-  std::string compose(std::uint64_t from, bool with_addresses) const;
+  void put(Text& text, std::string json) KVASIR_REQUIRES(mutex_);
+  std::string compose(std::uint64_t from, bool with_addresses) const KVASIR_REQUIRES(mutex_);
 
   const std::string model_;  // as asked for; may be empty
-  std::mutex refreshing_;
-  // Touched while refreshing only:
-  std::string shown_model_;
-  std::vector<std::vector<Run>> runs_;
+  Mutex refreshing_;
+  std::string shown_model_ KVASIR_GUARDED_BY(refreshing_);
+  std::vector<std::vector<Run>> runs_ KVASIR_GUARDED_BY(refreshing_);
 
-  std::mutex mutex_;  // of what follows
-  std::uint64_t version_ = 0;
-  Text hello_, workers_, workers_with_addresses_, traffic_, latency_;
-  std::vector<Text> layers_;
+  Mutex mutex_;
+  std::uint64_t version_ KVASIR_GUARDED_BY(mutex_) = 0;
+  Text hello_ KVASIR_GUARDED_BY(mutex_);
+  Text workers_ KVASIR_GUARDED_BY(mutex_);
+  Text workers_with_addresses_ KVASIR_GUARDED_BY(mutex_);
+  Text traffic_ KVASIR_GUARDED_BY(mutex_);
+  Text latency_ KVASIR_GUARDED_BY(mutex_);
+  std::vector<Text> layers_ KVASIR_GUARDED_BY(mutex_);
   struct SampleText {
     std::uint64_t number = 0, version = 0;
     std::string json;
   };
-  std::deque<SampleText> samples_;
-  std::map<std::pair<std::uint64_t, bool>, std::shared_ptr<const std::string>> composed_;
-  std::vector<std::weak_ptr<Follower>> followers_;
+  std::deque<SampleText> samples_ KVASIR_GUARDED_BY(mutex_);
+  std::map<std::pair<std::uint64_t, bool>, std::shared_ptr<const std::string>> composed_ KVASIR_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<Follower>> followers_ KVASIR_GUARDED_BY(mutex_);
 };
 
 class ViewFeed::Follower final : public EventStream {
@@ -72,11 +75,11 @@ class ViewFeed::Follower final : public EventStream {
 
   std::shared_ptr<const std::string> next() override { return channel_->events(from_, with_addresses_); }
   void on_more(std::function<void()> wake) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     wake_ = std::move(wake);
   }
   void wake() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (wake_) wake_();
   }
 
@@ -85,8 +88,8 @@ class ViewFeed::Follower final : public EventStream {
   const bool with_addresses_;
   const std::shared_ptr<std::atomic<std::size_t>> count_;
   std::uint64_t from_ = 0;
-  std::mutex mutex_;
-  std::function<void()> wake_;
+  Mutex mutex_;
+  std::function<void()> wake_ KVASIR_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvasir::hub

@@ -11,7 +11,7 @@ ViewFeed::ViewFeed(Hub& hub) : hub_(hub), thread_([this] { run(); }) {}
 
 ViewFeed::~ViewFeed() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();
@@ -26,7 +26,7 @@ std::shared_ptr<EventStream> ViewFeed::follow(const std::string& model, bool wit
   std::shared_ptr<Channel> channel;
   std::shared_ptr<Follower> follower;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     std::shared_ptr<Channel>& known = channels_[model];
     if (known == nullptr) known = std::make_shared<Channel>(model);
     channel = known;
@@ -39,16 +39,16 @@ std::shared_ptr<EventStream> ViewFeed::follow(const std::string& model, bool wit
 }
 
 void ViewFeed::run() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (!stopping_) {
-    wake_.wait(lock, [this] { return stopping_ || !channels_.empty(); });
+    wake_.wait(lock, [this]() KVASIR_REQUIRES(mutex_) { return stopping_ || !channels_.empty(); });
     std::vector<std::shared_ptr<Channel>> channels;
     std::erase_if(channels_, [](const auto& entry) { return !entry.second->has_followers(); });
     for (const auto& [name, channel] : channels_) channels.push_back(channel);
     lock.unlock();
     for (const auto& channel : channels) channel->refresh(hub_);
     lock.lock();
-    wake_.wait_for(lock, kViewInterval, [this] { return stopping_; });
+    wake_.wait_for(lock, kViewInterval, [this]() KVASIR_REQUIRES(mutex_) { return stopping_; });
   }
 }
 

@@ -15,13 +15,12 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
+#include "base/mutex.h"
 #include "hub/http/event_stream.h"
 
 namespace kvasir::hub {
@@ -50,10 +49,10 @@ class ViewFeed {
 
   Hub& hub_;
   std::shared_ptr<std::atomic<std::size_t>> followers_ = std::make_shared<std::atomic<std::size_t>>(0);
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stopping_ = false;
-  std::map<std::string, std::shared_ptr<Channel>> channels_;
+  Mutex mutex_;
+  Condition wake_;
+  bool stopping_ KVASIR_GUARDED_BY(mutex_) = false;
+  std::map<std::string, std::shared_ptr<Channel>> channels_ KVASIR_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

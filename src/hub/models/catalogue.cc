@@ -41,7 +41,7 @@ Catalogue::Catalogue(fs::path folder, fs::path cache_folder, Listener listener)
 
 Catalogue::~Catalogue() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();
@@ -60,20 +60,20 @@ Status Catalogue::start() {
 
 void Catalogue::rescan_soon() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     rescan_ = true;
   }
   wake_.notify_all();
 }
 
 HostedModelPtr Catalogue::find(std::string_view name) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = models_.find(name);
   return found == models_.end() ? nullptr : found->second;
 }
 
 std::vector<HostedModelPtr> Catalogue::list() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<HostedModelPtr> out;
   for (const auto& [name, model] : models_) out.push_back(model);
   return out;
@@ -83,14 +83,15 @@ void Catalogue::work() {
   while (true) {
     std::vector<std::shared_ptr<HostedModel>> unfinished;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (stopping_) return;
       for (const auto& [name, model] : models_)
         if (!model->ready()) unfinished.push_back(model);
     }
     for (const auto& model : unfinished) hash(*model);
-    std::unique_lock lock(mutex_);
-    if (unfinished.empty()) wake_.wait_for(lock, kRescanInterval, [this] { return stopping_ || rescan_; });
+    MutexLock lock(mutex_);
+    if (unfinished.empty())
+      wake_.wait_for(lock, kRescanInterval, [this]() KVASIR_REQUIRES(mutex_) { return stopping_ || rescan_; });
     rescan_ = false;
     if (stopping_) return;
     lock.unlock();
@@ -99,7 +100,7 @@ void Catalogue::work() {
 }
 
 bool Catalogue::stop_hashing() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return stopping_ || rescan_;
 }
 
@@ -128,7 +129,7 @@ void Catalogue::scan() {
     if (!name || !identity || !seen.insert(*name).second) continue;
     std::shared_ptr<HostedModel> known;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (const auto found = models_.find(*name); found != models_.end()) known = found->second;
     }
     if (known != nullptr) {
@@ -150,14 +151,14 @@ void Catalogue::scan() {
     }
     refused_.erase(file);
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       models_.insert_or_assign(*name, *opened);
     }
     listener_.appeared(*opened);
   }
   std::vector<std::string> gone;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const auto& [name, model] : models_)
       if (!seen.contains(name)) gone.push_back(name);
     for (const std::string& name : gone) models_.erase(name);

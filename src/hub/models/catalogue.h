@@ -2,18 +2,17 @@
 // of its own looks, opens and hashes; the others only ask.
 #pragma once
 
-#include <condition_variable>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "hub/models/hosted_model.h"
 
 namespace kvasir::hub {
@@ -54,11 +53,13 @@ class Catalogue {
 
   const std::filesystem::path folder_, cache_folder_;
   const Listener listener_;
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stopping_ = false, rescan_ = false;
-  std::map<std::string, std::shared_ptr<HostedModel>, std::less<>> models_;
-  std::map<std::string, std::pair<FileIdentity, std::string>> refused_;  // file -> what was wrong with it
+  // Of whoever scans: file -> what was wrong with it.
+  std::map<std::string, std::pair<FileIdentity, std::string>> refused_;
+  mutable Mutex mutex_;
+  Condition wake_;
+  bool stopping_ KVASIR_GUARDED_BY(mutex_) = false;
+  bool rescan_ KVASIR_GUARDED_BY(mutex_) = false;
+  std::map<std::string, std::shared_ptr<HostedModel>, std::less<>> models_ KVASIR_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

@@ -4,11 +4,11 @@
 #include <deque>
 #include <format>
 #include <map>
-#include <mutex>
 #include <set>
 #include <thread>
 #include <unordered_map>
 
+#include "base/mutex.h"
 #include "hub/relay/relay_pair.h"
 
 namespace kvasir::hub {
@@ -61,7 +61,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
     if (!*owned)
       return RelayRefusal{403, std::format("the session '{}' belongs to another token; choose another.", session)};
     host_.waits_here(session);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (stopping_) return RelayRefusal{503, "the relay is stopping; try again in a moment."};
     if (n_waiting_ >= options_.waiting_max)
       return RelayRefusal{503, "as many workers wait here as the relay takes; try again later."};
@@ -76,7 +76,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
     slot->session = std::move(session);
     slot->token_id = std::move(token_id);
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (const auto askers = askers_.find(slot->session); askers != askers_.end()) {
         const std::shared_ptr<Asker> asker = askers->second.front();
         askers->second.pop_front();
@@ -107,7 +107,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
 
   std::string find_elsewhere(const std::string& session) override {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (waiting_.contains(session)) return {};
     }
     return host_.waits_elsewhere(session);
@@ -117,7 +117,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
     const auto keep = shared_from_this();
     const std::shared_ptr<Asker> asker = std::make_shared<Asker>(co_await asio::this_coro::executor);
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (auto no = refuse_pair(session, token_id)) {
         refusal = *std::move(no);
         co_return nullptr;
@@ -139,7 +139,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
       asker->timer.expires_after(options_.answer_wait);
     }
     co_await asker->timer.async_wait(kQuiet);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (asker->given) {
       if (auto no = refuse_pair(session, token_id)) {
         refusal = *std::move(no);
@@ -164,7 +164,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
   }
 
   void give_up(RelaySlotPtr worker) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     release(worker->session, worker->backbone_token_id);
     close_later(worker->end, RelayClose::kDone, "the backbone that asked is gone");
   }
@@ -172,7 +172,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
   // --- figures, end -----------------------------------------------------------------------
 
   RelayStats stats() const override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     RelayStats out{n_waiting_, pairs_.size(), bytes_ended_};
     for (const PairPtr& pair : pairs_) out.bytes += pair->to_worker_bytes + pair->to_backbone_bytes;
     return out;
@@ -180,7 +180,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
 
   void stop() override {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       stopping_ = true;
       for_each_end([](const std::shared_ptr<End>& end) {
         close_later(end, RelayClose::kRestart, kStopReason);
@@ -188,7 +188,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
     }
     wait_until_empty();
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       for_each_end([](const std::shared_ptr<End>& end) { asio::post(end->home, [end] { end->abort(); }); });
     }
     wait_until_empty();
@@ -196,7 +196,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
   }
 
   void forget_sockets() override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     waiting_.clear();
     askers_.clear();
     pairs_.clear();
@@ -206,7 +206,8 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
  private:
   // --- under the mutex --------------------------------------------------------------------
 
-  std::optional<RelayRefusal> refuse_pair(const std::string& session, const std::string& token_id) const {
+  std::optional<RelayRefusal> refuse_pair(const std::string& session, const std::string& token_id) const
+      KVASIR_REQUIRES(mutex_) {
     if (stopping_) return RelayRefusal{503, "the relay is stopping; try again in a moment."};
     if (n_pairs_ >= options_.pairs_max)
       return RelayRefusal{503, "as many connections pass here as the relay takes; try again later."};
@@ -216,36 +217,35 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
       return RelayRefusal{429, "as many connections pass with this token as one token may have."};
     return std::nullopt;
   }
-  void reserve(RelaySlot& slot, const std::string& token_id) {
+  void reserve(RelaySlot& slot, const std::string& token_id) KVASIR_REQUIRES(mutex_) {
     slot.backbone_token_id = token_id;
     ++n_pairs_;
     pairs_by_session_.add(slot.session);
     pairs_by_token_.add(token_id);
   }
-  void release(const std::string& session, const std::string& token_id) {
+  void release(const std::string& session, const std::string& token_id) KVASIR_REQUIRES(mutex_) {
     --n_pairs_;
     pairs_by_session_.remove(session);
     pairs_by_token_.remove(token_id);
   }
-  void forget_waiting(const RelaySlotPtr& slot) {
+  void forget_waiting(const RelaySlotPtr& slot) KVASIR_REQUIRES(mutex_) {
     --n_waiting_;
     waiting_by_token_.remove(slot->token_id);
   }
   static void close_later(const std::shared_ptr<End>& end, RelayClose code, std::string reason) {
     asio::post(end->home, [end, code, reason = std::move(reason)] { end->close(code, reason); });
   }
-  // Not under the mutex: takes it.
-  void wait_until_empty() const {
+  void wait_until_empty() const KVASIR_EXCLUDES(mutex_) {
     for (const TimePoint end = monotonic_now() + kStopPatience; monotonic_now() < end;) {
       {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         if (pairs_.empty() && waiting_.empty()) return;
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
   }
   template <typename Act>
-  void for_each_end(const Act& act) const {
+  void for_each_end(const Act& act) const KVASIR_REQUIRES(mutex_) {
     for (const auto& [session, line] : waiting_)
       for (const RelaySlotPtr& slot : line) act(slot->end);
     for (const PairPtr& pair : pairs_) {
@@ -254,7 +254,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
     }
   }
   // What has passed since the last time, put down for the ledger.
-  void note_use(RelayPair& pair) {
+  void note_use(RelayPair& pair) KVASIR_REQUIRES(mutex_) {
     const std::uint64_t in = pair.to_worker_bytes, out = pair.to_backbone_bytes;
     if (in == pair.to_worker_noted && out == pair.to_backbone_noted) return;
     RelayUse& use = unrecorded_[{pair.session, pair.token_id}];
@@ -275,7 +275,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
     }
     slot->dead = true;  // whoever has taken it finds out in run_pair
     {
-      const std::lock_guard lock(self->mutex_);
+      const MutexLock lock(self->mutex_);
       const auto line = self->waiting_.find(slot->session);
       if (line != self->waiting_.end() && std::erase(line->second, slot) > 0) {
         self->forget_waiting(slot);
@@ -291,7 +291,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
     backbone->watch_closely();
     if (slot->dead) {
       backbone->close(RelayClose::kGone, "the worker is gone; dial again");
-      const std::lock_guard lock(self->mutex_);
+      const MutexLock lock(self->mutex_);
       self->release(slot->session, slot->backbone_token_id);
       co_return;
     }
@@ -302,7 +302,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
     pair->token_id = slot->backbone_token_id;
     slot->pair = pair;
     {
-      const std::lock_guard lock(self->mutex_);
+      const MutexLock lock(self->mutex_);
       self->pairs_.insert(pair);
       if (self->stopping_) close_later(pair->backbone, RelayClose::kRestart, kStopReason);
     }
@@ -326,7 +326,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
       lost.abort();
     }
     if (--pair->pumps > 0) return;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     note_use(*pair);
     bytes_ended_ += pair->to_worker_bytes + pair->to_backbone_bytes;
     pairs_.erase(pair);
@@ -353,7 +353,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
   void look_around() {
     const std::int64_t now = End::now_ns();
     const auto since = [now](std::int64_t then) { return Nanos(now - then); };
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto look = [&](const std::shared_ptr<End>& end, Nanos silence, Nanos ping) {
       const std::int64_t closing = end->closing_since_ns, writing = end->writing_since_ns;
       const Nanos silent = since(end->heard_ns);
@@ -374,7 +374,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
   }
 
   std::vector<RelayUse> take_uses() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const PairPtr& pair : pairs_) note_use(*pair);
     std::vector<RelayUse> out;
     for (auto& [key, use] : unrecorded_) out.push_back(std::move(use));
@@ -388,7 +388,7 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
     if (recorded) return;
     log_(std::format("what the relay metered could not be recorded ({}) It is kept and tried again.",
                      recorded.error().message));
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (RelayUse& use : uses) {
       RelayUse& kept = unrecorded_[{use.session, use.backbone}];
       kept.session = use.session;
@@ -404,14 +404,19 @@ class RelayImpl final : public Relay, public std::enable_shared_from_this<RelayI
   asio::thread_pool& recorders_;
   const std::function<void(const std::string&)> log_;
 
-  mutable std::mutex mutex_;
-  std::unordered_map<std::string, std::deque<RelaySlotPtr>> waiting_;  // by session, the newest last
-  std::unordered_map<std::string, std::deque<std::shared_ptr<Asker>>> askers_;
-  std::set<PairPtr> pairs_;
-  std::size_t n_waiting_ = 0, n_pairs_ = 0, n_askers_ = 0;
-  Counter waiting_by_token_, pairs_by_session_, pairs_by_token_;
-  std::map<std::pair<std::string, std::string>, RelayUse> unrecorded_;
-  std::uint64_t bytes_ended_ = 0;  // of pairs that are over
+  mutable Mutex mutex_;
+  // By session, the newest last.
+  std::unordered_map<std::string, std::deque<RelaySlotPtr>> waiting_ KVASIR_GUARDED_BY(mutex_);
+  std::unordered_map<std::string, std::deque<std::shared_ptr<Asker>>> askers_ KVASIR_GUARDED_BY(mutex_);
+  std::set<PairPtr> pairs_ KVASIR_GUARDED_BY(mutex_);
+  std::size_t n_waiting_ KVASIR_GUARDED_BY(mutex_) = 0;
+  std::size_t n_pairs_ KVASIR_GUARDED_BY(mutex_) = 0;
+  std::size_t n_askers_ KVASIR_GUARDED_BY(mutex_) = 0;
+  Counter waiting_by_token_ KVASIR_GUARDED_BY(mutex_);
+  Counter pairs_by_session_ KVASIR_GUARDED_BY(mutex_);
+  Counter pairs_by_token_ KVASIR_GUARDED_BY(mutex_);
+  std::map<std::pair<std::string, std::string>, RelayUse> unrecorded_ KVASIR_GUARDED_BY(mutex_);
+  std::uint64_t bytes_ended_ KVASIR_GUARDED_BY(mutex_) = 0;  // of pairs that are over
   std::atomic<bool> stopping_ = false;
 };
 

@@ -1,8 +1,8 @@
 // The store over any SQL connection.
 
 #include <format>
-#include <mutex>
 
+#include "base/mutex.h"
 #include "hub/store/sql.h"
 
 namespace kvasir::hub {
@@ -52,7 +52,8 @@ class SqlStore final : public Store {
   explicit SqlStore(std::unique_ptr<SqlConnection> connection) : connection_(std::move(connection)) {}
 
   Status migrate() {
-    return connection_->transaction([this]() -> Status {
+    const MutexLock lock(mutex_);
+    return connection_->transaction([this]() KVASIR_REQUIRES(mutex_) -> Status {
       KVASIR_TRY(connection_->lock_schema());
       KVASIR_TRY(run("CREATE TABLE IF NOT EXISTS schema_version (version BIGINT NOT NULL)", {}));
       KVASIR_ASSIGN(const auto rows, run("SELECT COALESCE(MAX(version), 0) FROM schema_version", {}));
@@ -69,8 +70,8 @@ class SqlStore final : public Store {
   }
 
   Status put_token(const TokenRecord& t) override {
-    const std::lock_guard lock(mutex_);
-    return connection_->transaction([&]() -> Status {
+    const MutexLock lock(mutex_);
+    return connection_->transaction([&]() KVASIR_REQUIRES(mutex_) -> Status {
       KVASIR_TRY(run(
           "INSERT INTO tokens VALUES ($1, $2, $3, $4, $5, $6, $7, (SELECT COALESCE(MAX(position), 0) + 1 FROM tokens), "
           "$8)",
@@ -80,13 +81,13 @@ class SqlStore final : public Store {
     });
   }
   Result<std::optional<TokenRecord>> find_token(std::string_view id) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     KVASIR_ASSIGN(const auto rows, run(std::string(kSelectToken) + " WHERE id = $1", {value_of(id)}));
     if (rows.empty()) return std::nullopt;
     return to_token(rows[0]);
   }
   Result<std::vector<TokenRecord>> list_tokens() override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     KVASIR_ASSIGN(const auto rows, run(std::string(kSelectToken) + " ORDER BY position", {}));
     std::vector<TokenRecord> out;
     for (const SqlRow& row : rows) out.push_back(to_token(row));
@@ -97,7 +98,7 @@ class SqlStore final : public Store {
   }
 
   Status put_key(const KeyRecord& k) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     KVASIR_TRY(run(
         "INSERT INTO keys VALUES ($1, $2, $3, $4, $5) ON CONFLICT (public_key) DO UPDATE SET scope = excluded.scope, "
         "note = excluded.note, created = excluded.created, revoked = excluded.revoked",
@@ -105,13 +106,13 @@ class SqlStore final : public Store {
     return {};
   }
   Result<std::optional<KeyRecord>> find_key(std::string_view public_key) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     KVASIR_ASSIGN(const auto rows, run(std::string(kSelectKey) + " WHERE public_key = $1", {value_of(public_key)}));
     if (rows.empty()) return std::nullopt;
     return to_key(rows[0]);
   }
   Result<std::vector<KeyRecord>> list_keys() override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     KVASIR_ASSIGN(const auto rows, run(std::string(kSelectKey) + " ORDER BY public_key", {}));
     std::vector<KeyRecord> out;
     for (const SqlRow& row : rows) out.push_back(to_key(row));
@@ -123,7 +124,7 @@ class SqlStore final : public Store {
   }
 
   Result<std::string> claim_worker(std::string_view worker_id, std::string_view owner, UnixSeconds now) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     KVASIR_TRY(run("INSERT INTO workers VALUES ($1, $2, $3) ON CONFLICT (worker_id) DO NOTHING",
                    {value_of(worker_id), value_of(owner), now}));
     KVASIR_ASSIGN(const auto rows, run("SELECT owner FROM workers WHERE worker_id = $1", {value_of(worker_id)}));
@@ -131,20 +132,20 @@ class SqlStore final : public Store {
   }
 
   Status put_relay_session(std::string_view session, std::string_view hub_url, UnixSeconds now) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     KVASIR_TRY(run("INSERT INTO relay_sessions VALUES ($1, $2, $3) ON CONFLICT (session) DO UPDATE SET hub_url = excluded.hub_url, "
                    "seen = excluded.seen",
                    {value_of(session), value_of(hub_url), now}));
     return {};
   }
   Result<std::optional<std::string>> find_relay_session(std::string_view session) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     KVASIR_ASSIGN(const auto rows, run("SELECT hub_url FROM relay_sessions WHERE session = $1", {value_of(session)}));
     return rows.empty() ? std::nullopt : std::optional(text(rows[0].at(0)));
   }
 
   Status put_ban(const BanRecord& ban) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     KVASIR_TRY(
         run("INSERT INTO bans VALUES ($1, $2, $3) ON CONFLICT (worker_id) DO UPDATE SET reason = excluded.reason, "
             "created = excluded.created",
@@ -155,7 +156,7 @@ class SqlStore final : public Store {
     return changed("DELETE FROM bans WHERE worker_id = $1 RETURNING worker_id", {value_of(worker_id)});
   }
   Result<std::vector<BanRecord>> list_bans() override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     KVASIR_ASSIGN(const auto rows, run("SELECT worker_id, reason, created FROM bans ORDER BY worker_id", {}));
     std::vector<BanRecord> out;
     for (const SqlRow& row : rows) out.push_back({text(row[0]), text(row[1]), integer(row[2])});
@@ -164,9 +165,9 @@ class SqlStore final : public Store {
 
   Result<bool> add_contributions(const std::vector<Contribution>& entries, std::string_view report_id,
                                  UnixSeconds now) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     bool fresh = true;
-    const Status added = connection_->transaction([&]() -> Status {
+    const Status added = connection_->transaction([&]() KVASIR_REQUIRES(mutex_) -> Status {
       if (!report_id.empty()) {
         KVASIR_ASSIGN(const auto rows,
                       run("INSERT INTO reports VALUES ($1, $2) ON CONFLICT (report_id) DO NOTHING RETURNING report_id",
@@ -187,7 +188,7 @@ class SqlStore final : public Store {
     return fresh;
   }
   Result<std::vector<Contribution>> contributions(std::int64_t from, std::int64_t to) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     KVASIR_ASSIGN(const auto rows,
                   run("SELECT day, worker_id, reporter, side, pairs, row_count, bytes FROM contributions "
                       "WHERE day BETWEEN $1 AND $2 ORDER BY day, worker_id, reporter, side",
@@ -201,7 +202,7 @@ class SqlStore final : public Store {
   }
 
   Result<std::int64_t> pairs_used(std::int64_t day, std::string_view reporter) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     KVASIR_ASSIGN(const auto rows,
                   run("SELECT CAST(COALESCE(SUM(pairs), 0) AS BIGINT) FROM contributions WHERE day = $1 AND reporter = $2 "
                       "AND side IN ($3, $4) GROUP BY side",
@@ -212,13 +213,13 @@ class SqlStore final : public Store {
   }
 
   Status prune(UnixSeconds before) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     KVASIR_TRY(run("DELETE FROM reports WHERE received < $1", {before}));
     KVASIR_TRY(run("DELETE FROM relay_sessions WHERE seen < $1", {before}));
     return {};
   }
   Status check() override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return connection_->check();
   }
 
@@ -227,11 +228,11 @@ class SqlStore final : public Store {
       "SELECT id, secret_hash, scope, note, created, expires, revoked, pairs_per_day FROM tokens";
   static constexpr std::string_view kSelectKey = "SELECT public_key, scope, note, created, revoked FROM keys";
 
-  Result<std::vector<SqlRow>> run(std::string_view statement, const SqlRow& values) {
+  Result<std::vector<SqlRow>> run(std::string_view statement, const SqlRow& values) KVASIR_REQUIRES(mutex_) {
     return connection_->run(statement, values);
   }
   Result<bool> changed(std::string_view statement, const SqlRow& values) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     KVASIR_ASSIGN(const auto rows, run(statement, values));
     return !rows.empty();
   }
@@ -250,8 +251,8 @@ class SqlStore final : public Store {
     return out;
   }
 
-  std::mutex mutex_;
-  std::unique_ptr<SqlConnection> connection_;
+  Mutex mutex_;
+  std::unique_ptr<SqlConnection> connection_ KVASIR_GUARDED_BY(mutex_);
 };
 
 }  // namespace
