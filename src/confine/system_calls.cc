@@ -58,6 +58,9 @@ constexpr unsigned long kProcessControls[] = {PR_SET_NAME, PR_GET_NAME, PR_SET_V
 
 constexpr int kFamilies[] = {AF_UNIX, AF_INET, AF_INET6, AF_NETLINK};
 
+// What libseccomp's SCMP_A0… make, with every field named: clang's builds warn of those left out.
+constexpr scmp_arg_cmp argument(unsigned n, scmp_compare op, scmp_datum_t a, scmp_datum_t b = 0) { return {n, op, a, b}; }
+
 }  // namespace
 
 std::optional<std::string> confine_system_calls(bool gpu, pid_t child) {
@@ -73,15 +76,15 @@ std::optional<std::string> confine_system_calls(bool gpu, pid_t child) {
   for (const char* name : kAllowed) add(name);
   if (gpu)
     for (const char* name : kOfDrivers) add(name);
-  if (gpu) add("ioctl", SCMP_A1(SCMP_CMP_NE, TIOCSTI));
+  if (gpu) add("ioctl", argument(1, SCMP_CMP_NE, TIOCSTI));
   else
-    for (const unsigned long control : kControls) add("ioctl", SCMP_A1(SCMP_CMP_EQ, control));
-  for (const unsigned long control : kProcessControls) add("prctl", SCMP_A0(SCMP_CMP_EQ, control));
-  for (const int family : kFamilies) add("socket", SCMP_A0(SCMP_CMP_EQ, static_cast<scmp_datum_t>(family)));
+    for (const unsigned long control : kControls) add("ioctl", argument(1, SCMP_CMP_EQ, control));
+  for (const unsigned long control : kProcessControls) add("prctl", argument(0, SCMP_CMP_EQ, control));
+  for (const int family : kFamilies) add("socket", argument(0, SCMP_CMP_EQ, static_cast<scmp_datum_t>(family)));
   // Threads, but no processes. The C library takes this where it finds no clone3.
-  add("clone", SCMP_A0(SCMP_CMP_MASKED_EQ, CLONE_THREAD, CLONE_THREAD));
-  add("tgkill", SCMP_A0(SCMP_CMP_EQ, static_cast<scmp_datum_t>(::getpid())));
-  if (child > 0) add("kill", SCMP_A0(SCMP_CMP_EQ, static_cast<scmp_datum_t>(child)));
+  add("clone", argument(0, SCMP_CMP_MASKED_EQ, CLONE_THREAD, CLONE_THREAD));
+  add("tgkill", argument(0, SCMP_CMP_EQ, static_cast<scmp_datum_t>(::getpid())));
+  if (child > 0) add("kill", argument(0, SCMP_CMP_EQ, static_cast<scmp_datum_t>(child)));
   if (error != 0) return std::string(::strerror(-error));
   if (::prctl(PR_GET_SECCOMP, 0, 0, 0, 0) < 0) return "this kernel has no seccomp";
   if (const int loaded = ::seccomp_load(filter.get()); loaded != 0) return std::string(::strerror(-loaded));
