@@ -281,6 +281,11 @@ Nanos Fleet::predicted_finish(WorkerIndex w, std::uint32_t pairs, TimePoint now)
   return worker.latency.predict(worker.outstanding_pairs + pairs).expected + queue_wait(worker, now);
 }
 
+Nanos Fleet::earliest_finish(WorkerIndex w, std::uint32_t pairs, TimePoint now) const {
+  const Worker& worker = workers_[w];
+  return worker.latency.at_least(worker.outstanding_pairs + pairs) + queue_wait(worker, now);
+}
+
 Fleet::Deadlines Fleet::deadlines(WorkerIndex w, std::uint32_t pairs, TimePoint now) const {
   const Worker& worker = workers_[w];
   const std::uint32_t ahead = worker.outstanding_pairs + pairs;

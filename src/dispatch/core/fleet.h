@@ -134,6 +134,8 @@ class Fleet {
   bool is_busy(WorkerIndex w, std::uint32_t pairs, TimePoint now) const;
   // Expected time until `pairs` more would be answered; for choosing.
   Nanos predicted_finish(WorkerIndex w, std::uint32_t pairs, TimePoint now) const;
+  // The same at least: a size that it was never asked for may turn out to take no longer than a smaller one.
+  Nanos earliest_finish(WorkerIndex w, std::uint32_t pairs, TimePoint now) const;
 
   void earn_hedge();
   bool spend_hedge();

@@ -52,6 +52,18 @@ LatencyModel::Prediction LatencyModel::predict(std::uint32_t pairs) const {
   return {to_nanos(prior_fixed_ns_ + prior_pair_ns_ * x), false};
 }
 
+std::size_t LatencyModel::bucket_of(std::uint32_t pairs) {
+  return std::min<std::size_t>(std::bit_width(std::max(pairs, 1u)) - 1u, kBuckets - 1);
+}
+
+Nanos LatencyModel::at_least(std::uint32_t pairs) const {
+  std::size_t b = bucket_of(pairs);
+  if (buckets_[b].count > 0) return predict(pairs).expected;
+  while (b > 0)
+    if (buckets_[--b].count > 0) return to_nanos(buckets_[b].ns);
+  return predict(pairs).expected;
+}
+
 // What requests of a bucket take at most where one of `pairs` takes `ns`: fewer pairs no longer, more of them no
 // longer than in proportion.
 double LatencyModel::longest(const Bucket& bucket, double pairs, double ns) { return ns * std::max(1.0, bucket.pairs / pairs); }
@@ -69,7 +81,7 @@ void LatencyModel::observe(std::uint32_t pairs, Nanos latency) {
       for (float& count : ratios_) ratios_sum_ += (count /= 2);
     }
   }
-  Bucket& bucket = buckets_[std::min<std::size_t>(std::bit_width(std::max(pairs, 1u)) - 1u, kBuckets - 1)];
+  Bucket& bucket = buckets_[bucket_of(pairs)];
   if (bucket.count == 0) {
     bucket = {static_cast<double>(pairs), ns, 1};
   } else {

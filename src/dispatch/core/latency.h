@@ -25,6 +25,8 @@ class LatencyModel {
   // Used until something is measured.
   void set_prior(Nanos fixed, Nanos per_pair);
   Prediction predict(std::uint32_t pairs) const;
+  // What is expected, at least: of a size that no answer had yet, what the next smaller one takes.
+  Nanos at_least(std::uint32_t pairs) const;
   // Upper estimate of that quantile of latency / expected; kRatioUnknown before kRatioSamplesMin.
   double ratio_quantile(double quantile) const;
   std::uint64_t samples() const { return samples_; }
@@ -41,6 +43,7 @@ class LatencyModel {
     std::uint32_t count = 0;
   };
   static constexpr std::size_t kBuckets = 24;
+  static std::size_t bucket_of(std::uint32_t pairs);
   static double longest(const Bucket& bucket, double pairs, double ns);
   // Ratios from 2^-4 to 2^6 in steps of 2^(1/4).
   static constexpr int kRatioSteps = 4;

@@ -111,6 +111,7 @@ void RoundEngine::result_taken(Request& request, const wire::ResultHead& head, T
     timings.push_back({request.worker, request.result_type,
                        static_cast<double>((now - request.sent_at).count()) / static_cast<double>(request.expected.count())});
   if (request.check != Request::kNoCheck) opinion_given(request.check);
+  else if (!request.is_trial) last_answer_ = now;
   stop_waiting(request);
   reports_.push_back({.kind = request.is_trial ? Kind::kTrial : request.timed ? Kind::kAnswer : Kind::kForgotten,
                       .worker = request.worker,
@@ -316,6 +317,7 @@ void RoundEngine::retry_parked(Fleet& fleet, TimePoint now) {
 
 Status RoundEngine::end(Fleet& fleet, TimePoint now) {
   judge_sums();
+  observe_fan_out();
   for (std::size_t i = 0; i < n_requests_; ++i) {
     Request& request = requests_[i];
     if (!request.open) continue;

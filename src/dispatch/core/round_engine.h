@@ -24,6 +24,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "dispatch/core/fan_out.h"
 #include "dispatch/core/fleet.h"
 #include "dispatch/core/hot_set.h"
 #include "dispatch/core/spot_check.h"
@@ -320,6 +321,10 @@ class RoundEngine {
   // `passed_over`: the other one of two candidates, if both were measured.
   std::optional<WorkerIndex> choose(Fleet& fleet, const LayerRoutes* routes, const Group& group, bool spare,
                                     TimePoint now, std::optional<WorkerIndex>* passed_over = nullptr);
+  // One worker for all of `groups`, where there is one and small rounds are quicker so.
+  std::optional<WorkerIndex> choose_for_all(Fleet& fleet, const LayerRoutes* routes, std::span<const std::uint32_t> groups, TimePoint now);
+  bool can_take_all(Fleet& fleet, const LayerRoutes& routes, std::span<const std::uint32_t> groups, WorkerIndex w, TimePoint now) const;
+  void observe_fan_out();
   void send_trials(Fleet& fleet, TimePoint now);
   bool build_requests(Fleet& fleet, WorkerIndex w, std::span<const std::uint32_t> groups, bool hedge, TimePoint now);
   void no_replica(std::uint32_t group, TimePoint now);
@@ -331,6 +336,7 @@ class RoundEngine {
   void flush_reports(Fleet& fleet, TimePoint now);
   Request& new_request();
   bool is_hot(const Group& group) const { return input_.hot && group.expert < input_.hot->size() && (*input_.hot)[group.expert] != 0; }
+  bool is_for_here(const Group& group) const { return local_allowed_ && (group.not_finite || group.wide || is_hot(group)); }
   bool is_wanted(std::uint32_t pair) const { return !input_.weighted() || !answered_[pair]; }
   void add_to(Request& request, std::uint32_t group, std::uint64_t mark);
   void finish_request(Request& request);
@@ -367,6 +373,10 @@ class RoundEngine {
   std::vector<Report> reports_;
   RoundCounters counters_;
 
+  FanOut fan_out_;
+  std::optional<FanOutWay> way_;         // of this round, if it had the choice
+  TimePoint placed_at_{}, last_answer_{};
+
   // Scratch for grouping and placing.
   std::vector<std::uint32_t> expert_slot_;   // expert -> group, valid where expert_stamp_ matches
   std::vector<std::uint64_t> expert_stamp_;
@@ -377,7 +387,11 @@ class RoundEngine {
   std::vector<std::uint32_t> pairs_on_worker_;
   std::vector<WorkerIndex> touched_;
   std::vector<std::uint32_t> placing_;
-  std::vector<std::pair<WorkerIndex, std::uint32_t>> trials_;  // worker, group
+  struct Trial {
+    WorkerIndex worker;
+    std::vector<std::uint32_t> groups;
+  };
+  std::vector<Trial> trials_;
 };
 
 }  // namespace kvasir::dispatch

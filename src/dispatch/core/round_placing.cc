@@ -11,6 +11,7 @@ namespace kvasir::dispatch {
 namespace {
 
 constexpr int kNearlyEqualOneIn = 16;
+constexpr std::uint32_t kLooksMax = 8;  // at workers, for two that could take a whole round
 
 }  // namespace
 
@@ -113,6 +114,7 @@ void RoundEngine::place(Fleet& fleet, std::vector<std::uint32_t>& groups, bool h
   const std::shared_ptr<const RouteTable> table = fleet.routes();
   const LayerRoutes* routes = table->find(input_.key);
   grow(fleet.size());
+  const std::optional<WorkerIndex> for_all = hedge || n_requests_ > 0 ? std::nullopt : choose_for_all(fleet, routes, groups, now);
   // Large experts first: the small ones then even the workers out.
   // Equal ones in their own order, without the memory that a stable sort asks for.
   std::ranges::sort(groups, {}, [&](std::uint32_t g) { return std::pair(~groups_[g].count, g); });
@@ -120,9 +122,11 @@ void RoundEngine::place(Fleet& fleet, std::vector<std::uint32_t>& groups, bool h
   for (std::uint32_t g : groups) {
     Group& group = groups_[g];
     if (group.missing == 0 || group.local) continue;
-    const bool prefer_local = !hedge && local_allowed_ && (group.not_finite || group.wide || is_hot(group));
+    const bool prefer_local = !hedge && is_for_here(group);
     std::optional<WorkerIndex> passed_over;
-    const std::optional<WorkerIndex> w = prefer_local ? std::nullopt : choose(fleet, routes, group, hedge, now, &passed_over);
+    const std::optional<WorkerIndex> w = prefer_local ? std::nullopt
+                                         : for_all    ? for_all
+                                                      : choose(fleet, routes, group, hedge, now, &passed_over);
     if (!w) {
       if (!hedge) no_replica(g, now);
       continue;
@@ -131,7 +135,7 @@ void RoundEngine::place(Fleet& fleet, std::vector<std::uint32_t>& groups, bool h
     by_worker_[*w].push_back(g);
     pairs_on_worker_[*w] += group.count;
     if (passed_over && by_worker_[*passed_over].empty() && group.count <= tuning_.trial_pairs_max && fleet.begin_trial(*passed_over, now))
-      trials_.push_back({*passed_over, g});
+      trials_.push_back({*passed_over, {g}});
   }
   for (WorkerIndex w : touched_) {
     // In wire order the experts ascend, as their weights lie in the worker's memory; those that
@@ -144,18 +148,77 @@ void RoundEngine::place(Fleet& fleet, std::vector<std::uint32_t>& groups, bool h
   send_trials(fleet, now);
 }
 
-void RoundEngine::send_trials(Fleet& fleet, TimePoint now) {
-  for (const auto& [w, g] : trials_) {
+// Of two that could, found from a random place on, the one expected to finish first.
+std::optional<WorkerIndex> RoundEngine::choose_for_all(Fleet& fleet, const LayerRoutes* routes, std::span<const std::uint32_t> groups,
+                                                       TimePoint now) {
+  way_.reset();
+  if (routes == nullptr || groups.size() < 2 || remaining_ > std::min(FanOut::kPairsMax, input_.request_pairs_max) ||
+      input_.n_rows > input_.request_rows_max)
+    return std::nullopt;
+  const std::span<const WorkerIndex> replicas = routes->replicas(groups_[groups[0]].expert);
+  const auto n = static_cast<std::uint32_t>(replicas.size());
+  if (n < 2) return std::nullopt;  // there is no choice
+  const std::uint32_t first = fleet.rng().below(n);
+  std::optional<WorkerIndex> chosen, passed_over;
+  for (std::uint32_t i = 0; i < std::min(n, kLooksMax) && !passed_over; ++i) {
+    const WorkerIndex w = replicas[(first + i) % n];
+    if (can_take_all(fleet, *routes, groups, w, now)) passed_over = std::exchange(chosen, w);
+  }
+  if (!chosen) return std::nullopt;
+  if (passed_over) {
+    const Nanos before = fleet.earliest_finish(*passed_over, remaining_, now);
+    if (fleet.earliest_finish(*chosen, remaining_, now) >= before - before / kNearlyEqualOneIn) std::swap(chosen, passed_over);
+  }
+  placed_at_ = now;
+  way_ = fan_out_.choose(remaining_);
+  if (way_ != FanOutWay::kGather) return std::nullopt;
+  if (passed_over && fleet.begin_trial(*passed_over, now)) {
+    Trial& trial = trials_.emplace_back(*passed_over);
+    for (const std::uint32_t g : groups)
+      if (!is_for_here(groups_[g])) trial.groups.push_back(g);
+    if (trial.groups.empty()) trials_.pop_back();
+  }
+  return chosen;
+}
+
+bool RoundEngine::can_take_all(Fleet& fleet, const LayerRoutes& routes, std::span<const std::uint32_t> groups, WorkerIndex w,
+                               TimePoint now) const {
+  if (w >= links_.size()) return false;
+  const Link& link = links_[w];
+  if (!link.ready || link.stalled || link.suspect || !fleet.is_measured(w) || fleet.refuses_layer(w, input_.key) ||
+      fleet.usable(w, now) != Usable::kYes)
+    return false;
+  return std::ranges::all_of(groups, [&](std::uint32_t g) {
     const Group& group = groups_[g];
+    return is_for_here(group) || (!group.repeated && std::ranges::binary_search(routes.replicas(group.expert), w));
+  });
+}
+
+// Whole rounds tell what a way costs; one that a hedge, a lost worker or local compute took part in does not.
+void RoundEngine::observe_fan_out() {
+  if (!way_ || !doubts_.empty() || !local_groups_.empty()) return;
+  for (std::size_t i = 0; i < n_requests_; ++i) {
+    const Request& request = requests_[i];
+    if (request.is_trial || request.check != Request::kNoCheck) continue;
+    if (request.is_hedge || !request.timed || request.received < request.answer_rows()) return;
+  }
+  fan_out_.observe(*way_, static_cast<std::uint32_t>(input_.pairs.size()), last_answer_ - placed_at_);
+}
+
+void RoundEngine::send_trials(Fleet& fleet, TimePoint now) {
+  for (const Trial& trial : trials_) {
     Request& request = new_request();
-    choose_types(request, w, group.wide);
+    choose_types(request, trial.worker, groups_[trial.groups.front()].wide);
     request.is_trial = request.hedge_done = true;
     request.waited_for = false;
     const std::uint64_t mark = ++stamp_;
-    for (std::uint32_t i = 0; i < group.count; ++i) {
-      const std::uint32_t pair = order_[group.first + i];
-      request.pairs.push_back(pair);
-      if (std::exchange(row_stamp_[input_.pairs[pair].row], mark) != mark) request.rows.push_back(input_.pairs[pair].row);
+    for (const std::uint32_t g : trial.groups) {
+      const Group& group = groups_[g];
+      for (std::uint32_t i = 0; i < group.count; ++i) {
+        const std::uint32_t pair = order_[group.first + i];
+        request.pairs.push_back(pair);
+        if (std::exchange(row_stamp_[input_.pairs[pair].row], mark) != mark) request.rows.push_back(input_.pairs[pair].row);
+      }
     }
     send(fleet, request, now);
   }

@@ -36,7 +36,7 @@ class LayerRoutes {
   LayerRoutes(std::uint32_t n_expert, std::span<const std::pair<WorkerIndex, ExpertSet>> held);
 
   std::uint32_t n_expert() const { return static_cast<std::uint32_t>(offsets_.size() - 1); }
-  // Empty for an expert nobody holds or an id out of range.
+  // Ascending. Empty for an expert nobody holds or an id out of range.
   std::span<const WorkerIndex> replicas(std::uint32_t expert) const {
     if (expert >= n_expert()) return {};
     return std::span(workers_).subspan(offsets_[expert], offsets_[expert + 1] - offsets_[expert]);
