@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "dispatch/client/row_copy.h"
 #include "dispatch/core/round_engine.h"
+#include "wire/checksum_kernels.h"
 #include "wire/codec.h"
 #include "wire/row_kernels.h"
 
@@ -250,6 +251,7 @@ void measure_rounds(const char* name, int repeats, std::uint32_t n_rows, std::ui
 
 int main() {
   using namespace kvasir;
+  wire::use_checksum_kernels(wire::kBaselineChecksumKernels);
   measure_rows();
   measure_exec("encode exec, 1 row", "decode exec, 1 row", kRepeats, 1, kWidth);
   measure_exec("encode exec, 512 narrow rows", "decode exec, 512 narrow rows", kRepeatsOfPrompt, kPrompt, kPromptWidth);

@@ -18,7 +18,7 @@ namespace kvasir::net {
 
 struct Frame {
   wire::FrameHeader header;
-  ByteSpan payload;  // 64-byte aligned; stands until the reader's next call
+  ByteSpan payload;  // 8-byte aligned; stands until the reader's next call
 };
 
 // Assembles frames. One read brings header and payload together, and the next frames too if
@@ -60,6 +60,7 @@ class FrameReader {
     void operator()(std::byte* p) const { ::operator delete(p, std::align_val_t{kAlignment}); }
   };
   static constexpr std::size_t kAlignment = 64;
+  static constexpr std::size_t kPayloadAlignment = 8;
 
   Result<bool> take_frame();     // true: frame_ is set
   void make_room();              // at least one byte behind end_, without passing the frame's end needlessly

@@ -21,7 +21,7 @@ Bytes frame_of_size(std::size_t size, std::uint64_t request_id, bool checksum = 
 void expect_frame(const Frame& frame, std::size_t size, std::uint64_t request_id) {
   EXPECT_EQ(frame.header.request_id, request_id);
   ASSERT_EQ(frame.payload.size(), size);
-  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(frame.payload.data()) % 64, 0u);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(frame.payload.data()) % 8, 0u);
   EXPECT_TRUE(std::ranges::equal(frame.payload, pattern(size, static_cast<unsigned>(request_id))));
 }
 

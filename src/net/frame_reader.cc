@@ -28,16 +28,17 @@ void FrameReader::grow(std::size_t capacity) {
 
 void FrameReader::make_room() {
   if (capacity_ == 0) grow(kFirstBufferBytes);
+  const std::size_t whole = wire::kHeaderBytes + (have_header_ ? frame_.header.payload_bytes : 0);
   if (begin_ == end_) {
     begin_ = end_ = kFirstFrameAt;
-  } else if (begin_ != kFirstFrameAt) {
-    // The last frame in the buffer is incomplete: to the front with it, once per frame.
+  } else if (begin_ != kFirstFrameAt && begin_ + whole > capacity_) {
+    // The last frame in the buffer has no room behind the others: to the front with it.
     std::memmove(buffer_.get() + kFirstFrameAt, buffer_.get() + begin_, end_ - begin_);
     end_ = kFirstFrameAt + (end_ - begin_);
     begin_ = kFirstFrameAt;
   }
   if (end_ == capacity_) {
-    const std::size_t needed = kFirstFrameAt + wire::kHeaderBytes + frame_.header.payload_bytes;
+    const std::size_t needed = kFirstFrameAt + whole;
     grow(std::min(2 * capacity_, std::max(needed, capacity_ + 1)));
   }
 }
@@ -56,9 +57,9 @@ Result<bool> FrameReader::take_frame() {
   const std::size_t size = frame_.header.payload_bytes;
   if (available < wire::kHeaderBytes + size) return false;
 
-  // A frame behind another one is moved down by less than 64 bytes, over bytes already used.
+  // A frame behind one of odd length is moved down by a few bytes, over bytes already used.
   std::byte* payload = buffer_.get() + begin_ + wire::kHeaderBytes;
-  const std::size_t offset = (begin_ + wire::kHeaderBytes) % kAlignment;
+  const std::size_t offset = (begin_ + wire::kHeaderBytes) % kPayloadAlignment;
   if (offset != 0 && size > 0) std::memmove(payload - offset, payload, size);
   frame_.payload = ByteSpan(payload - offset, size);
   begin_ += wire::kHeaderBytes + size;

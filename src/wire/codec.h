@@ -129,6 +129,9 @@ Result<Bytes> encode_exec_prefix(std::uint64_t request_id, const ExecHead& head,
 Bytes encode_result_prefix(std::uint64_t request_id, const ResultHead& head, ByteSpan rows, bool more, bool checksum);
 // How many rows fit one RESULT frame; at least 1.
 std::uint32_t result_rows_per_frame(RowType type, std::uint32_t n_embd);
+// How many rows of an answer to put into one: so few that its reader checks and copies them in its cache, and while
+// the next are on their way; so many that frames cost little.
+std::uint32_t result_rows_at_once(RowType type, std::uint32_t n_embd);
 
 // --- UPLOAD --------------------------------------------------------------------------
 // Payload: head (kUploadHeadBytes) · 1..kUploadChunkBytes bytes of the slice.

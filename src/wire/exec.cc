@@ -225,6 +225,13 @@ std::uint32_t result_rows_per_frame(RowType type, std::uint32_t n_embd) {
   return static_cast<std::uint32_t>((kResultPayloadBytesMax - kResultHeadBytes) / *row);
 }
 
+std::uint32_t result_rows_at_once(RowType type, std::uint32_t n_embd) {
+  constexpr std::size_t kBytes = 128 << 10;  // thrice that, while it is copied, fits a core's own cache
+  const std::size_t row = row_bytes(type, n_embd).value_or(0);
+  KVASIR_CHECK(row > 0);
+  return std::max(1u, static_cast<std::uint32_t>(kBytes / row));
+}
+
 // The widest row must fit one RESULT frame, so that the quotient above is at least 1.
 static_assert(std::uint64_t{kWidthMax} * sizeof(float) + kResultHeadBytes <= kResultPayloadBytesMax);
 

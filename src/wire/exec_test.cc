@@ -162,6 +162,8 @@ TEST(ResultMessage, RowsLieInsideTheAnswer) {
 TEST(ResultMessage, RowsPerFrameFillsTheFrame) {
   EXPECT_EQ(result_rows_per_frame(RowType::kF32, 3072), (kResultPayloadBytesMax - kResultHeadBytes) / 12288);
   EXPECT_GE(result_rows_per_frame(RowType::kF32, kWidthMax), 1u);
+  EXPECT_EQ(result_rows_at_once(RowType::kF32, 3072), 10u) << "the 8 of a token are one frame";
+  EXPECT_EQ(result_rows_at_once(RowType::kF32, kWidthMax), 1u);
 }
 
 }  // namespace

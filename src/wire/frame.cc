@@ -1,7 +1,6 @@
 #include <format>
 
 #include "wire/codec.h"
-#include "wire/xxhash_inline.h"
 
 namespace kvasir::wire {
 namespace {
@@ -66,18 +65,6 @@ Result<FrameHeader> decode_header(std::span<const std::byte, kHeaderBytes> bytes
   if ((header.flags & kFlagChecksum) == 0 && header.checksum != 0)
     return retry_elsewhere("the peer sent a checksum without its flag; drop the connection.");
   return header;
-}
-
-std::uint32_t payload_checksum(ByteSpan payload) {
-  return static_cast<std::uint32_t>(XXH3_64bits(payload.data(), payload.size()));
-}
-
-std::uint32_t payload_checksum(ByteSpan first, ByteSpan second) {
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
-  XXH3_64bits_update(&state, first.data(), first.size());
-  XXH3_64bits_update(&state, second.data(), second.size());
-  return static_cast<std::uint32_t>(XXH3_64bits_digest(&state));
 }
 
 bool checksum_matches(const FrameHeader& header, ByteSpan payload) {

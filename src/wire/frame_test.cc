@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "wire/checksum_kernels.h"
 #include "wire/codec.h"
 
 namespace kvasir::wire {
@@ -63,6 +64,20 @@ TEST(Frame, ChecksumOfTwoPartsIsThatOfTheWhole) {
   for (std::size_t cut : {0, 1, 24, 88, 240, 256, 4999, 5000})
     EXPECT_EQ(payload_checksum(ByteSpan(whole).first(cut), ByteSpan(whole).subspan(cut)), payload_checksum(whole))
         << cut;
+}
+
+// Each build of the loops gives the same bits.
+TEST(Frame, ChecksumBuildsAgree) {
+  const ChecksumKernels& a = kBaselineChecksumKernels;
+  const ChecksumKernels& b = best_checksum_kernels();
+  Bytes whole(20'000);
+  for (std::size_t i = 0; i < whole.size(); ++i) whole[i] = static_cast<std::byte>(i * i * 31 + i / 7);
+  for (std::size_t n = 0; n < 300; ++n) ASSERT_EQ(a.whole(whole.data(), n), b.whole(whole.data(), n)) << n;
+  for (const std::size_t n : {1024u, 1025u, 4096u, 5000u, 12'312u, 20'000u}) {
+    EXPECT_EQ(a.whole(whole.data(), n), b.whole(whole.data(), n)) << n;
+    EXPECT_EQ(a.whole(whole.data(), n), b.parts(whole.data(), 24, whole.data() + 24, n - 24)) << n;
+    EXPECT_EQ(b.whole(whole.data(), n), a.parts(whole.data(), 88, whole.data() + 88, n - 88)) << n;
+  }
 }
 
 TEST(Frame, EveryFlippedBitOfThePayloadIsFound) {

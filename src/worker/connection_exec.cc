@@ -168,7 +168,7 @@ Status Connection::send_rows(std::uint64_t request_id, const wire::ExecHead& exe
                         .total_rows = total_rows,
                         .compute_us = static_cast<std::uint32_t>(std::min<std::int64_t>(computed.count() / 1000, UINT32_MAX))};
   const std::size_t row_bytes = rows.bytes.size() / rows.count;
-  const std::uint32_t rows_max = wire::result_rows_per_frame(head.row_type, head.n_embd);
+  const std::uint32_t rows_max = wire::result_rows_at_once(head.row_type, head.n_embd);
   const std::uint32_t end = rows.first + rows.count;
   while (head.first_row < end) {
     head.n_rows = std::min(rows_max, end - head.first_row);

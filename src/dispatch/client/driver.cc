@@ -16,6 +16,10 @@ constexpr Nanos kLookAgain = std::chrono::milliseconds(20);
 // A round looks up from its poll at least this often.
 constexpr Nanos kPollMax = std::chrono::seconds(1);
 
+void clear_sums(const Round& round) {
+  if (round.weighted()) std::fill_n(round.out, std::size_t{round.n_rows} * round.layer->recipe.n_embd, 0.0f);
+}
+
 }  // namespace
 
 Driver::Driver(Shared& shared, std::shared_ptr<Port> port)
@@ -65,8 +69,10 @@ Status Driver::give_up(const std::exception& error) {
 
 Status Driver::run_round(const Round& round, const LocalCompute& local) {
   const TimePoint start = monotonic_now();
-  if (round.weighted()) std::fill_n(round.out, std::size_t{round.n_rows} * round.layer->recipe.n_embd, 0.0f);
-  if (round.pairs.empty()) return {};
+  if (round.pairs.empty()) {
+    clear_sums(round);
+    return {};
+  }
   if (round.weighted() && shared_.options.numerics != wire::Numerics::kFast)
     return fix_input("weighted sums are not what this numeric class promises; choose KVASIR_NUMERICS=fast.");
   Status status;
@@ -91,6 +97,7 @@ Status Driver::run_local_only(const Round& round, const LocalCompute& local) {
   if (shared_.options.local == LocalPolicy::kNever)
     return fix_input("layer " + std::to_string(round.layer->layer) +
                      ": no worker can be asked and local compute is off; set KVASIR_WORKERS.");
+  clear_sums(round);
   all_pairs_.resize(round.pairs.size());
   std::iota(all_pairs_.begin(), all_pairs_.end(), 0u);
   add(shared_.stats.pairs_local, round.pairs.size());
@@ -169,6 +176,7 @@ Status Driver::drive(const Round& round, const LocalCompute& local) {
   }
   check_rows_.begin_round(round);
   carry_out(round);
+  clear_sums(round);  // while the requests travel; no answer to them is read before this
   if (!round.weighted()) warm_for_writing(round.out, round.pairs.size() * recipe.n_embd);
   Status local_status;
   TimePoint spin_until = monotonic_now() + options.spin;
