@@ -174,7 +174,7 @@ Status run(const Options& options) {
   const std::vector<double> shares =
       plan.machines.empty() ? std::vector<double>(8, 1.0 / 8) : fractions(plan.model, plan.swarm);
   std::vector<Distance> distances(std::begin(kDistances), std::end(kDistances));
-  if (options.rtt_ms >= 0) distances = {{options.rtt_ms, "as given"}};
+  if (options.rtt_ms >= 0) distances.assign(1, {options.rtt_ms, "as given"});
   for (const Distance& d : distances) plan.costs.emplace_back(d, estimate(plan.model, shares, d.rtt_ms / 1000, plan.speeds));
   if (options.json) print_json(plan);
   else print(plan);
