@@ -1,16 +1,15 @@
 #include "plugin/runtime.h"
 
+#include <signal.h>
+
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <format>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "base/check.h"
 #include "base/log_limit.h"
-#include "base/metrics.h"
 #include "ffn/engine.h"
 #include "plugin/coverage_notice.h"
 #include "plugin/layer_identity.h"
@@ -33,23 +32,6 @@ std::uint64_t bytes_per_expert(const ExpertFfn& ffn) {
   for (const ggml_tensor* t : {ffn.tensors.gate, ffn.tensors.up, ffn.tensors.gate_up, ffn.tensors.down})
     if (t != nullptr) bytes += t->nb[2];
   return bytes;
-}
-
-void write_metrics_file(Runtime& runtime, const std::string& path) {
-  if (!path.empty()) replace_file(path, runtime.metrics_text());
-}
-
-void write_stats_file(Runtime& runtime, const std::string& path) {
-  if (path.empty()) return;
-  // By rename, so that a reader never sees half a file.
-  const std::string temporary = path + ".tmp";
-  {
-    std::ofstream out(temporary, std::ios::trunc);
-    out << runtime.stats_json() << '\n';
-    if (!out.flush()) return;
-  }
-  std::error_code ignored;
-  std::filesystem::rename(temporary, path, ignored);
 }
 
 nlohmann::ordered_json workers_json(const dispatch::Dispatcher& dispatcher) {
@@ -87,21 +69,28 @@ Status Runtime::create(Config config) {
 }
 
 void Runtime::start_stats() {
-  const bool files = !config_.stats_file.empty() || !config_.metrics_file.empty();
-  if (files) {
+  std::vector<StateFiles::File> files;
+  if (!config_.stats_file.empty()) files.push_back({config_.stats_file, [this] { return stats_json() + '\n'; }});
+  if (!config_.metrics_file.empty()) files.push_back({config_.metrics_file, [this] { return metrics_text(); }});
+  const bool any = !files.empty();
+  state_files_ = std::make_unique<StateFiles>(std::move(files));
+  if (any) {
+    // No signal of llama.cpp's on this thread: a handler that ends the process would wait for the lock it holds.
+    sigset_t all, before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
     std::thread([this] {
       while (true) {
-        write_stats_file(*this, config_.stats_file);
-        write_metrics_file(*this, config_.metrics_file);
+        state_files_->write();
         std::this_thread::sleep_for(kStatsPeriod);
       }
     }).detach();
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
-  if (config_.stats_at_exit || files) {
+  if (config_.stats_at_exit || any) {
     std::atexit([] {
       Runtime& runtime = *g_runtime;
-      write_stats_file(runtime, runtime.config_.stats_file);
-      write_metrics_file(runtime, runtime.config_.metrics_file);
+      runtime.state_files_->write_last();
       if (runtime.config_.stats_at_exit) log_line("stats " + runtime.stats_json());
     });
   }
@@ -132,6 +121,7 @@ Result<dispatch::Dispatcher*> Runtime::dispatcher() {
       return;
     }
     dispatcher_ = *std::move(made);
+    made_ = dispatcher_.get();
     watch_coverage();
     dispatcher_status_ = start_follower();
   });
@@ -212,16 +202,18 @@ void Runtime::note_unknown(const std::string& text) {
 }
 
 std::string Runtime::metrics_text() {
-  return plugin::metrics_text(dispatcher_ ? dispatcher_->stats() : dispatch::Stats{}, local_splits_.load(std::memory_order_relaxed));
+  const dispatch::Dispatcher* dispatcher = made_;
+  return plugin::metrics_text(dispatcher ? dispatcher->stats() : dispatch::Stats{}, local_splits_.load(std::memory_order_relaxed));
 }
 
 std::string Runtime::stats_json() {
-  const dispatch::Stats s = dispatcher_ ? dispatcher_->stats() : dispatch::Stats{};
+  const dispatch::Dispatcher* dispatcher = made_;
+  const dispatch::Stats s = dispatcher ? dispatcher->stats() : dispatch::Stats{};
   nlohmann::ordered_json json = counters_json(s);
   json["rounds_overlapped"] = rounds_overlapped_.load(std::memory_order_relaxed);
   json["splits_local"] = local_splits_.load(std::memory_order_relaxed);
-  json["workers"] = dispatcher_ ? workers_json(*dispatcher_) : nlohmann::ordered_json::array();
-  json["layers"] = dispatcher_ ? layers_json(*dispatcher_) : nlohmann::ordered_json::array();
+  json["workers"] = dispatcher ? workers_json(*dispatcher) : nlohmann::ordered_json::array();
+  json["layers"] = dispatcher ? layers_json(*dispatcher) : nlohmann::ordered_json::array();
   const MutexLock lock(mutex_);
   json["unknown_shapes"] = unknown_;
   return json.dump();

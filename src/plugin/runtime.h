@@ -17,6 +17,7 @@
 #include "plugin/config.h"
 #include "plugin/expert_graph.h"
 #include "plugin/hub_follower.h"
+#include "plugin/state_files.h"
 
 namespace kvasir::plugin {
 
@@ -56,8 +57,10 @@ class Runtime {
   Result<const dispatch::Layer*> register_layer(const ExpertFfn& ffn);
 
   Config config_;
+  std::unique_ptr<StateFiles> state_files_;
   std::once_flag dispatcher_once_;
   std::unique_ptr<dispatch::Dispatcher> dispatcher_;
+  std::atomic<dispatch::Dispatcher*> made_{nullptr};  // the same, once it is there, for threads that do not make it
   std::shared_ptr<SessionGrants> grants_;  // with KVASIR_HUB
   std::unique_ptr<HubFollower> follower_;  // with KVASIR_HUB
   Status dispatcher_status_;
