@@ -23,6 +23,8 @@ import time
 import unittest
 import zlib
 
+import sanitizers
+
 SOURCE = pathlib.Path(os.environ.get("KVASIR_SOURCE_DIR", pathlib.Path(__file__).resolve().parent.parent))
 BUILD = pathlib.Path(os.environ.get("KVASIR_BUILD_DIR", SOURCE / "build"))
 KVASIR = BUILD / "bin" / "kvasir"
@@ -31,9 +33,6 @@ LOGITS = BUILD / "test-bin" / "kvasir-logits"
 TINY = SOURCE / "models" / "tinymoe-en-Q4_K_M.gguf"
 HELD_OUT = SOURCE / "models" / "heldout.txt"
 WORK = BUILD / "test-work"
-
-# A sanitizer build of the plugin cannot be loaded into a llama.cpp built without one.
-SANITIZED = os.environ.get("KVASIR_SANITIZE", "") != ""
 
 # OpenMP's threads spin while they wait for each other, which on a busy machine makes a token a
 # hundred times slower: here they sleep, and llama.cpp has one thread almost everywhere.
@@ -57,10 +56,16 @@ def clean_environment(**extra):
     return env
 
 
-def plugin_environment(workers=(), local=None, stats=None, **extra):
+def launcher_environment(**extra):
+    """For a kvasir that starts llama.cpp with the plugin itself."""
+    return clean_environment(LD_PRELOAD=preload(), **extra)
+
+
+def plugin_environment(workers=(), local=None, stats=None, libraries=(), **extra):
+    """For a llama.cpp that loads the plugin; `libraries`: of test/preload, loaded before its own."""
     links = ",".join(w if isinstance(w, str) else w.link for w in workers)
-    return clean_environment(GGML_BACKEND_PATH=PLUGIN, KVASIR_WORKERS=links or None, KVASIR_LOCAL=local,
-                             KVASIR_STATS_FILE=stats, **extra)
+    settings = {"KVASIR_WORKERS": links or None, "KVASIR_LOCAL": local, "KVASIR_STATS_FILE": stats}
+    return clean_environment(GGML_BACKEND_PATH=PLUGIN, LD_PRELOAD=preload(*libraries), **(settings | extra))
 
 
 def run(args, env=None, check=True, timeout=RUN_S, **kwargs):
@@ -72,13 +77,15 @@ def run(args, env=None, check=True, timeout=RUN_S, **kwargs):
     return done
 
 
-def preload(name):
-    """A value for LD_PRELOAD: test/preload/NAME.c. A link, because the list is split at spaces, which the build's path may have."""
-    folder = tempfile.mkdtemp(prefix="kvasir-preload-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    link = pathlib.Path(folder) / f"{name}.so"
-    link.symlink_to(BUILD / "test-bin" / f"{name}.so")
-    return link
+def preload(*names):
+    """A value for LD_PRELOAD: what the plugin needs before it (sanitizers.py), and test/preload/NAME.c of each name. Links,
+    because the list is split at spaces, which the build's path may have."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="kvasir-preload-")) if names else None
+    if folder:
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name in names:
+        (folder / f"{name}.so").symlink_to(BUILD / "test-bin" / f"{name}.so")
+    return sanitizers.preloaded(PLUGIN, *(folder / f"{name}.so" for name in names))
 
 
 def unused_port():
@@ -300,6 +307,9 @@ class SystemTest(unittest.TestCase):
                 raise AssertionError(f"{needed} is missing; build it first.")
 
     def setUp(self):
+        if sanitizers.library(PLUGIN):
+            sanitizers.take_reports()  # what is found from now on is this test's
+            self.addCleanup(lambda: self.assertEqual(sanitizers.take_reports(), ""))  # after every process has ended
         # Short: a unix socket's path has at most 107 bytes.
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="kvasir-test-"))
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)

@@ -2,8 +2,10 @@
 
 import pathlib
 import re
+import unittest
 
 import harness
+import sanitizers
 from harness import KVASIR, TINY
 from swarm import Swarm
 
@@ -27,6 +29,7 @@ class Confine(Swarm):
         if confined:
             self.assertEqual(cores.groups(), ("0", "0"))
 
+    @unittest.skipIf(sanitizers.library(harness.PLUGIN), "a build with a sanitizer is not confined")
     def test_they_serve_confined(self):
         stock = self.server(TINY, harness.clean_environment()).complete(PROMPT, 16)
         hub = self.hub(extra=["--heartbeat", 1])

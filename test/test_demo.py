@@ -25,8 +25,11 @@ def alive(pid):
 
 
 class Demo(SystemTest):
+    def environment(self):
+        return harness.launcher_environment(TMPDIR=self.folder)
+
     def test_identical(self):
-        done = harness.run([KVASIR, "demo", "--tokens", 32], env=harness.clean_environment(TMPDIR=self.folder))
+        done = harness.run([KVASIR, "demo", "--tokens", 32], env=self.environment())
         self.assertIn("32/32  32/32  32/32", done.stdout)
         self.assertIn("Every token is the same", done.stdout)
         self.assertEqual(os.listdir(self.folder), [])
@@ -37,7 +40,7 @@ class Demo(SystemTest):
         self.assertIn("/nonexistent.gguf", done.stderr)
 
     def test_interrupted(self):
-        demo = self.start(harness.Process([KVASIR, "demo", "--tokens", 400], env=harness.clean_environment(TMPDIR=self.folder)))
+        demo = self.start(harness.Process([KVASIR, "demo", "--tokens", 400], env=self.environment()))
         demo.next_line(r"worker 3")
         children = harness.wait_until(lambda: (d := descendants(demo.pid)) if len(descendants(demo.pid)) >= 4 else None,
                                       "the demo's children")
@@ -48,7 +51,7 @@ class Demo(SystemTest):
 
     def test_killed(self):
         """Even SIGKILL leaves no process behind (the folder stays: nobody is there to remove it)."""
-        demo = self.start(harness.Process([KVASIR, "demo", "--tokens", 400], env=harness.clean_environment(TMPDIR=self.folder)))
+        demo = self.start(harness.Process([KVASIR, "demo", "--tokens", 400], env=self.environment()))
         demo.next_line(r"worker 3")
         children = harness.wait_until(lambda: (d := descendants(demo.pid)) if len(descendants(demo.pid)) >= 4 else None,
                                       "the demo's children")

@@ -56,7 +56,7 @@ class Discovery(Swarm):
 
     @staticmethod
     def environment(**extra):
-        return harness.clean_environment(**extra, KVASIR_DISCOVERY=1)
+        return harness.launcher_environment(**extra) | {"KVASIR_DISCOVERY": "1"}
 
     def hub_on(self, host, *extra):
         hub = self.on(host, HUB, "--data", self.folder / "hub", "--models", self.folder / "models", "--listen", "0.0.0.0:8443", *extra)

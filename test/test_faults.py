@@ -126,7 +126,7 @@ class Faults(SystemTest):
             self.assertEqual(ours, Faults.stock)
 
     def test_unknown_ggml(self):
-        env = harness.clean_environment(GGML_BACKEND_PATH=PLUGIN, LD_PRELOAD=harness.preload("another_ggml_version"))
+        env = harness.plugin_environment(libraries=["another_ggml_version"])
         log = self.check_goes_on(env, r"kvasir: not loaded: this plugin knows ggml 0\.27")
         self.assertIn("9.99.0", log)
 
@@ -144,19 +144,19 @@ class Faults(SystemTest):
                 ("KVASIR_CONFIG", "/nonexistent.json", r"cannot read the settings file"),
                 ("KVASIR_LOCAL", "never", r"KVASIR_LOCAL=never needs workers")]:
             with self.subTest(name=name, value=value):
-                env = harness.clean_environment(GGML_BACKEND_PATH=PLUGIN, **{name: value})
+                env = harness.plugin_environment(**{name: value})
                 self.check_goes_on(env, r"kvasir: not loaded: .*" + sentence)
 
     def test_settings_file(self):
         config = self.folder / "kvasir.json"
         stats = self.folder / "stats.json"
         config.write_text(f'{{"KVASIR_LOCAL": "only", "KVASIR_STATS_FILE": "{stats}"}}')
-        ours, _ = self.evaluate(harness.clean_environment(GGML_BACKEND_PATH=PLUGIN, KVASIR_CONFIG=config))
+        ours, _ = self.evaluate(harness.plugin_environment(KVASIR_CONFIG=config))
         self.assertEqual(ours, Faults.stock)
         self.assertGreater(harness.read_stats(stats)["splits_local"], 0)
 
         config.write_text('{"KVASIR_LOCALE": "only"}')
-        self.check_goes_on(harness.clean_environment(GGML_BACKEND_PATH=PLUGIN, KVASIR_CONFIG=config), r"unknown name 'KVASIR_LOCALE'")
+        self.check_goes_on(harness.plugin_environment(KVASIR_CONFIG=config), r"unknown name 'KVASIR_LOCALE'")
 
     def test_port_in_use(self):
         first = self.worker(TINY)

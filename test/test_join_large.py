@@ -42,7 +42,7 @@ class LargeJoin(Swarm):
               f"node {status_bytes(node.pid, 'VmHWM') / 2**20:.0f} MiB")
         self.assertGreater(size, 1.4e9)
         stats = self.folder / "stats"
-        env = harness.clean_environment(GGML_BACKEND_PATH=harness.PLUGIN, KVASIR_HUB=hub.url, KVASIR_TOKEN=self.backbone_token,
+        env = harness.plugin_environment(KVASIR_HUB=hub.url, KVASIR_TOKEN=self.backbone_token,
                                         KVASIR_LOCAL="never", KVASIR_STATS_FILE=stats)
         server = self.server(model, env)
         server.complete([1, 2, 3], 4)

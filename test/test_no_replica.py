@@ -6,6 +6,7 @@ import threading
 import time
 
 import harness
+import sanitizers
 from harness import HELD_OUT, LOGITS, TINY, SystemTest
 
 RUN = ["--text", HELD_OUT, "--prompt-tokens", 48, "--decode", 8, "--threads", 1, "--no-repack"]
@@ -102,7 +103,8 @@ class NoReplica(SystemTest):
         print(f"{size / 1e9:.1f} GB model, backbone file {backbone.stat().st_size / 1e9:.1f} GB, dense {dense / 1e9:.2f} GB: "
               f"ready after {took:.1f} s with {resident / 1e9:.2f} GB at most, {100 * (resident / dense - 1):+.1f} % of dense")
         self.assertLess(took, 30 + 30)  # 30 s on a machine of its own
-        self.assertLess(resident, 1.1 * dense)
+        if not sanitizers.library(harness.PLUGIN):  # whose own memory this is not about
+            self.assertLess(resident, 1.1 * dense)
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ class Plan(SystemTest):
 
 
 class Doctor(SystemTest):
-    def doctor(self, *options, env=None):
-        return harness.run([KVASIR, "doctor", "--json", *options], env=env, check=False)
+    def doctor(self, *options, **env):
+        return harness.run([KVASIR, "doctor", "--json", *options], env=harness.launcher_environment(**env), check=False)
 
     def test_machine_llama_and_plugin(self):
         done = self.doctor()
@@ -66,7 +66,7 @@ class Doctor(SystemTest):
         self.assertLessEqual({"processor", "memory", "huge pages", "ggml"}, set(grades))
 
     def test_a_wrong_setting_is_found_as_llama_would_find_it(self):
-        done = self.doctor(env=harness.clean_environment(KVASIR_LOCAL="sometimes"))
+        done = self.doctor(KVASIR_LOCAL="sometimes")
         plugin, = [f for f in findings(done) if f["subject"] == "plugin"]
         self.assertEqual(plugin["grade"], "bad")
         self.assertIn("KVASIR_LOCAL=sometimes is not known", plugin["finding"])
@@ -114,7 +114,6 @@ class Doctor(SystemTest):
         counters = harness.read_stats(stats)
         self.assertGreater(counters["workers"][0]["answers"], 0)
 
-        server.stop()
         done = self.doctor("--stats", self.folder / "nothing.json")
         self.assertIn("KVASIR_STATS_FILE", done.stderr)
 

@@ -16,7 +16,7 @@ class Run(harness.Process):
     """kvasir run, listening on a unix socket."""
 
     def __init__(self, model, socket_path, hub, token, stats, extra=()):
-        env = harness.clean_environment(KVASIR_TOKEN=token, KVASIR_STATS_FILE=stats)
+        env = harness.launcher_environment(KVASIR_TOKEN=token, KVASIR_STATS_FILE=stats)
         del env["OMP_WAIT_POLICY"]  # kvasir run sees that workers are here
         super().__init__([KVASIR, "run", model, "--hub", hub.url, *extra, "--", "--host", socket_path, "-t", 1, "-np", 1,
                           "-c", 512, "--no-webui", "--offline"], env=env)

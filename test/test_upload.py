@@ -36,8 +36,8 @@ class Upload(SystemTest):
     def empty_workers(self, memory="64M", n=3):
         return [self.start(EmptyWorker(memory)) for _ in range(n)]
 
-    def environment(self, workers, stats=None, local=None, upload=1):
-        return harness.plugin_environment(workers, local=local, stats=stats, KVASIR_UPLOAD=upload, **QUIET)
+    def environment(self, workers, stats=None, local=None, upload=1, libraries=()):
+        return harness.plugin_environment(workers, local=local, stats=stats, libraries=libraries, KVASIR_UPLOAD=upload, **QUIET)
 
     def logits(self, env):
         return harness.logits(harness.TINY, env, *RUN)["xxh3"]
@@ -71,7 +71,7 @@ class Upload(SystemTest):
 
     def arch_rows(self, pattern, workers, stats):
         """(rows of the tool's table, the plugin's counters) of the architectures that match."""
-        env = self.environment(workers, stats, local="never") | {"LD_PRELOAD": str(harness.preload("flush_llama_log"))}
+        env = self.environment(workers, stats, local="never", libraries=["flush_llama_log"])
         done = harness.run([tool("test-llama-archs"), "-b", "KVASIR0", "-a", pattern, "-s", 20], env=env)
         rows = re.findall(r"^\|\s*(\S+)\|[^|]*\|\s*(MoE|Dense)\|(.*)\|$", re.sub(r"\x1b\[[0-9;]*m", "", done.stdout), re.M)
         rows = [row for row in rows if row[2].count("SKIP") < 3]  # the tool cannot build these on any device

@@ -12,7 +12,7 @@ SHORT = ["--n-prompts", 2, "--tokens", 12, "--threads", 1]
 
 class Verify(SystemTest):
     def verify(self, *args, status):
-        done = harness.run([KVASIR, "verify", *args], check=False)
+        done = harness.run([KVASIR, "verify", *args], env=harness.launcher_environment(), check=False)
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         return done.stdout
 
