@@ -64,6 +64,9 @@ function(kvasir_test_settings name)
   math(EXPR _timeout "${arg_TIMEOUT} * ${KVASIR_TEST_PATIENCE}")
   set_tests_properties(${name} PROPERTIES TIMEOUT ${_timeout} LABELS "${arg_LABELS}"
     ENVIRONMENT "KVASIR_SOURCE_DIR=${CMAKE_SOURCE_DIR};KVASIR_BUILD_DIR=${CMAKE_BINARY_DIR};KVASIR_TEST_PATIENCE=${KVASIR_TEST_PATIENCE};${arg_ENVIRONMENT}")
+  if("thread" IN_LIST KVASIR_SANITIZE)
+    set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT "TSAN_OPTIONS=suppressions='${CMAKE_SOURCE_DIR}/test/sanitizers/tsan.supp'")
+  endif()
 endfunction()
 
 # kvasir_fuzz(NAME SOURCE LIBS…): with clang a libFuzzer program; with GCC a replay of its

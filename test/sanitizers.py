@@ -39,8 +39,8 @@ def reports_folder():
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     # Beside GCC's AddressSanitizer UBSan writes to standard error alone; it ends the program, and AddressSanitizer reports that.
     for name, options in (("ASAN", ":handle_abort=1"), ("UBSAN", ":abort_on_error=1:print_stacktrace=1"),
-                          ("LSAN", f":suppressions={FOLDER / 'lsan.supp'}"),
-                          ("TSAN", f":suppressions={FOLDER / 'tsan.supp'}:ignore_noninstrumented_modules=1")):
+                          ("LSAN", f":print_suppressions=0:suppressions='{FOLDER}/lsan.supp'"),
+                          ("TSAN", f":print_suppressions=0:suppressions='{FOLDER}/tsan.supp':ignore_noninstrumented_modules=1")):
         before = os.environ.get(f"{name}_OPTIONS")
         os.environ[f"{name}_OPTIONS"] = f"log_path={folder / name.lower()}{options}" + (f":{before}" if before else "")
     return folder

@@ -50,6 +50,9 @@ class TestingDoc(unittest.TestCase):
             if name != "class":
                 self.assertRegex(tests, r"`[A-Z]\w+\.[A-Z]\w+`|fuzz `\w+`", name)
         # They are built with the sanitizers: no condition stands before them.
+        system = (SOURCE / "test" / "CMakeLists.txt").read_text().split("\nelse()\n", 1)[0]
+        for name in re.findall(r"`(test_\w+)\.py`", section):
+            self.assertIn(f"\nkvasir_system_test({name})\n", system)
         for path in [*(SOURCE / "src").rglob("CMakeLists.txt"), SOURCE / "fuzz" / "CMakeLists.txt"]:
             self.assertNotIn("KVASIR_SANITIZE", path.read_text(), path)
 
